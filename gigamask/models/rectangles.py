@@ -25,15 +25,17 @@ def encode_rectangles(
         drop_path: Uniform numbers that decide which branches are skipped; None in evaluation.
         patch: Side of a patch in pixels.
     """
-    if type(input_sizes) is not Tensor or input_sizes.is_meta:
+    if input_sizes.is_meta or hasattr(input_sizes, "fake_mode"):
         return encoder(pixels, drop_path)  # planned for squares, which need the most memory
     side, parts, orders = pixels.shape[-1] // patch, [], []
-    tokens = -(-input_sizes // patch)
+    tokens = (-(-input_sizes // patch)).cpu()  # waits for a GPU once
     for height, width in tokens.unique(dim=0).tolist():
         rows = torch.nonzero((tokens[:, 0] == height) & (tokens[:, 1] == width))[:, 0]
         orders.append(rows)
-        shown = pixels[rows.to(pixels.device), :, : height * patch, : width * patch]
+        shown = pixels[
+            rows.to(pixels.device, non_blocking=True), :, : height * patch, : width * patch
+        ]
         uniforms = None if drop_path is None else drop_path[rows.to(drop_path.device)]
         embedding = encoder(shown, uniforms)
         parts.append(F.pad(embedding, (0, side - width, 0, side - height)))
-    return torch.cat(parts)[torch.cat(orders).argsort().to(pixels.device)]
+    return torch.cat(parts)[torch.cat(orders).argsort().to(pixels.device, non_blocking=True)]

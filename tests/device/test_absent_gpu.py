@@ -85,7 +85,7 @@ CASES = {
     "masks": generate_masks,
     "more masks": partial(generate_masks, points=8),
     "predict": partial(predict, COMPACT),
-    "tiles": partial(predict, COMPACT, tile=40),
+    "tiles": partial(predict, replace(SPEC, rectangular=True), tile=40),
     "save": save,
     "enlarge": enlarge,
 }
