@@ -13,7 +13,7 @@ from gigamask.models.drop_path import DropPath, add_scaled, branch_scale, is_lef
 from gigamask.models.layers import working_dtype
 from gigamask.models.sam.attention import rel_pos_attention
 from gigamask.models.sam.image_encoder import EncoderAttention, EncoderBlock
-from gigamask.models.shared_tensors import is_plain
+from gigamask.models.shared_tensors import is_own, is_plain
 from gigamask.plugins.kernels import window_attention, window_bias
 from gigamask.plugins.kernels.branch_norm import BranchNorm
 from gigamask.plugins.kernels.operators import contiguous
@@ -120,16 +120,13 @@ def fused_blocks(model: nn.Module) -> list[tuple[nn.Module, str, Callable[..., A
     """Return the methods to replace: each module, the method's name, and the method with kernels.
 
     Args:
-        model: The model; attention, blocks and norms that a program has replaced stay, as do blocks
-            that are recomputed.
+        model: The model; attention, blocks and norms that a program has replaced or hooked into
+            stay, as do blocks with these, and those that are recomputed.
     """
 
     def unchanged(kind: type[nn.Module]) -> list[Any]:
         forward = cast(Any, kind.forward)
         return [each for each in model.modules() if each.forward == forward.__get__(each)]
-
-    def is_plain_norm(norm: nn.Module) -> bool:
-        return type(norm) is nn.LayerNorm and not (norm._forward_hooks or norm._forward_pre_hooks)
 
     return [
         (each, "forward", partial(attended, each))
@@ -138,5 +135,7 @@ def fused_blocks(model: nn.Module) -> list[tuple[nn.Module, str, Callable[..., A
     ] + [
         (each, "forward", partial(transformed, each))
         for each in unchanged(EncoderBlock)
-        if is_plain_norm(each.norm1) and is_plain_norm(each.norm2)
+        if is_own(each.attn, EncoderAttention)
+        and is_own(each.norm1, nn.LayerNorm)
+        and is_own(each.norm2, nn.LayerNorm)
     ]

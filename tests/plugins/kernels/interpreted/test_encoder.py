@@ -12,12 +12,7 @@ from torch import Tensor
 from gigamask.models.init import build_model
 from gigamask.models.sam.attention import rel_pos_attention_reference
 from gigamask.models.sam.image_encoder import EncoderAttention
-from gigamask.plugins.kernels.encoder import (
-    MAX_CHANNELS,
-    WindowAttention,
-    attended,
-    fused_blocks,
-)
+from gigamask.plugins.kernels.encoder import MAX_CHANNELS, WindowAttention, attended, fused_blocks
 from tests.plugins.kernels.interpreted import eager
 from tests.plugins.kernels.interpreted.test_decoder import CONFIG, kernels_in
 from tests.plugins.kernels.interpreter import patch_once
@@ -153,3 +148,14 @@ def test_an_encoder_computes_with_the_kernels_where_they_are_used():
         found.append(eager.gradients([out], list(model.image_encoder.parameters())))
     eager.assert_close(found[1], found[0], 1e-5)
     assert "forward" not in vars(model.image_encoder.blocks[0].attn)
+
+
+def test_attention_with_a_hook_gets_windows_as_without_kernels():
+    model, seen = build_model(CONFIG, 0, "cpu"), []
+    attention = model.image_encoder.blocks[0].attn
+    attention.register_forward_pre_hook(lambda _, given: seen.append(given[0].shape))
+    for context in (nullcontext(), kernels_in(model)):
+        with context:
+            model.image_encoder(torch.randn(1, 3, 64, 64))
+    assert seen[0] == seen[1]
+    assert seen[0][1:3] == (attention.window_size, attention.window_size)
