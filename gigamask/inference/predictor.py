@@ -320,7 +320,12 @@ class SamPredictor:
             masks = masks.unflatten(0, prediction.iou_predictions.shape)
         elif not return_logits:
             masks = masks > threshold
-        return masks, prediction.iou_predictions, prediction.low_res_logits
+        # Not in autocast's half precision, which NumPy may lack.
+        iou, low = (
+            each.to(torch.promote_types(each.dtype, torch.float32))
+            for each in (prediction.iou_predictions, prediction.low_res_logits)
+        )
+        return masks, iou, low
 
     def get_image_embedding(self) -> Float[Tensor, "1 C E E"]:
         """Return the embedding of the image.

@@ -308,6 +308,8 @@ def test_a_model_of_any_type_predicts_also_from_what_is_kept_in_half(
         masks, iou, low = asked(predictor)
         assert (masks.dtype, iou.dtype, low.dtype) == (bool, np.float32, np.float32)
         assert np.isfinite(low).all()
+        wide = torch.promote_types(dtype, torch.float32)
+        assert {each.dtype for each in predictor.predict_torch(None, None)[1:]} == {wide}
 
 
 def test_boxes_have_four_numbers(predictor):
