@@ -200,7 +200,10 @@ class Batch:
 
     def to(self, device: torch.device | str) -> "Batch":
         """Return the batch on `device`, except what the CPU reads: `rle_offsets`, `drop_path`."""
-        batch = map_tensors(lambda tensor: tensor.to(device, non_blocking=True), self)
+        # On the CPU, values would be read before they arrive.
+        batch = map_tensors(
+            lambda tensor: tensor.to(device, non_blocking=torch.device(device).type != "cpu"), self
+        )
         random_inputs = replace(batch.random_inputs, drop_path=self.random_inputs.drop_path)
         return replace(batch, rle_offsets=self.rle_offsets, random_inputs=random_inputs)
 

@@ -50,6 +50,7 @@ pytestmark = [
     ),
 ]
 
+SHAPES = [(1, 2, 64, 64, 64), (1, 2, 64, 64, 80), (25, 2, 14, 14, 80)]
 # SAM's decoder at its own size; of the encoder, which no round runs, one narrow block.
 OFFICIAL_DECODER = SamConfig(embed_dim=64, depth=1, num_heads=1, global_attn_indexes=())
 
@@ -78,21 +79,12 @@ def attention_leaves(*shape_and_dtype):
     return [leaf.detach().cuda().requires_grad_() for leaf in inputs(*shape_and_dtype)]
 
 
-@pytest.mark.parametrize(
-    "shape",
-    [
-        (1, 2, 64, 64, 64),
-        (1, 2, 64, 64, 80),
-        (25, 2, 14, 14, 64),
-        (25, 2, 14, 14, 80),
-        (1, 1, 5, 9, 16),
-    ],
-)
+@pytest.mark.parametrize("shape", [*SHAPES, (25, 2, 14, 14, 64), (1, 1, 5, 9, 16)])
 def test_the_gpu_form_is_the_plain_form(shape):
     assert_equal(rel_pos_attention, attention_leaves(*shape), 1e-12)
 
 
-@pytest.mark.parametrize("shape", [(1, 2, 64, 64, 64), (1, 2, 64, 64, 80), (25, 2, 14, 14, 80)])
+@pytest.mark.parametrize("shape", SHAPES)
 def test_flash_attention_uses_the_gpu_form_and_is_close_to_float64(shape):
     """Asking for flash alone raises where its kernel cannot take the padded heads."""
     with sdpa_kernel(SDPBackend.FLASH_ATTENTION):

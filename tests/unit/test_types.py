@@ -52,6 +52,15 @@ def batch_of(counts: list[int], seed: int) -> Batch:
     )
 
 
+def test_a_copy_to_the_cpu_is_waited_for(monkeypatch):
+    queued = set()
+    monkeypatch.setattr(
+        torch.Tensor, "to", lambda each, _, non_blocking: queued.add(non_blocking) or each
+    )
+    batch_of([2, 1], 0).to("cpu")
+    assert queued == {False}
+
+
 @pytest.mark.slow
 @given(st.lists(st.integers(0, 4), max_size=5), st.integers(0, 99), st.data())
 @settings(max_examples=80, deadline=None)
