@@ -38,10 +38,10 @@ class OwnDataOptions(MaskOptions):
     them."""
 
     images: str | None = None
-    """folder of images, if --data is their annotations, such as COCO's JSON; or the column of
+    """folder of images, if the data are their annotations, such as COCO's JSON; or the column of
     images of a table, if its name does not say so"""
     masks: str | None = None
-    """annotations, such as COCO's JSON or a folder of label images, if --data is the folder of
+    """annotations, such as COCO's JSON or a folder of label images, if the data are the folder of
     images; or the column of masks of a table"""
 
 
