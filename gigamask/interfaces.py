@@ -360,7 +360,7 @@ class Evaluator(ABC):
     """Base class of evaluation in training, every `interval` updates and after the last one."""
 
     interval: int = 1000
-    """updates between evaluations"""
+    """steps between evaluations"""
 
     def check(self) -> None:
         """Raise `GigamaskError` if the settings are not valid."""

@@ -68,8 +68,8 @@ class InteractiveSchedule(NoisyBoxes):
     box_prob: float = 0.5
     """probability that the first prompt of a mask is a box, otherwise a point"""
     corrected: float = 1.0
-    """part of the masks that have rounds after the first prompt; of the others, a step sees many
-    more in the same time"""
+    """fraction of the masks that have rounds after the first prompt; the others take little time,
+    so that a step can have many more"""
     multimask: bool = True
     """predict three masks for the first prompt instead of one"""
     center_click_prob: float = 0.0

@@ -141,8 +141,8 @@ class MuonAdamW(AdamW):
     """
 
     muon_lr: float = 0.02
-    """peak learning rate of Muon's matrices, scheduled and decayed by layer like --lr, which alone
-    changes it in proportion"""
+    """peak learning rate of Muon's matrices, scheduled and decayed by layer like --lr; where --lr
+    alone is given, it changes in proportion"""
     momentum: float = 0.95
     """momentum of Muon"""
     muon_kernels: bool = False
@@ -311,7 +311,8 @@ class Warmup(LRSchedule):
     """Base class of schedules that begin with a linear warm-up."""
 
     warmup_steps: int = 250
-    """steps of linear warm-up; if not set, at most a quarter of --steps below the recipe's"""
+    """steps of linear warm-up; unless set, at most a quarter of --steps if these are fewer than the
+    recipe's"""
 
     def __post_init__(self) -> None:
         check_range("warmup_steps", self.warmup_steps, 0)
