@@ -106,7 +106,7 @@ def read(raw: bytes, name: str) -> Sa1bRecord:
             f"{name}: its json has {len(raw)} bytes, but at most {MAX_BYTES} are read; leave it out"
         )
     try:
-        return _DECODER.decode(raw)
+        return _DECODER.decode(raw.removeprefix(b"\xef\xbb\xbf"))  # a byte order mark
     except JSON_ERRORS as error:
         raise CorruptSampleError(
             f"{name}: its json of {len(raw)} bytes is not an SA-1B annotation ({error}); "

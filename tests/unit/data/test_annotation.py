@@ -25,7 +25,8 @@ def test_uncompressed_counts_are_read_too(record, masks):
 
 
 def test_an_image_may_have_no_masks(record, masks):
-    entry = annotation.parse(json.dumps(record(masks[:0])).encode(), NAME)
+    """Also with a byte order mark, as programs of Windows begin their files with one."""
+    entry = annotation.parse(json.dumps(record(masks[:0])).encode("utf-8-sig"), NAME)
     assert len(entry.masks) == len(entry.predicted_iou) == len(entry.stability_score) == 0
 
 
