@@ -267,7 +267,7 @@ def read_pth(path: Path) -> tuple[State, ModelConfig | None]:
     if isinstance(own, dict) and isinstance(own.get(SPEC), str):
         config, _, _ = _parse_spec(own[SPEC], str(path))
     bare = {
-        re.sub(r"^(module\.|sam\.)+", "", name.replace("_orig_mod.", "")): value.detach()
+        re.sub(r"^(module\.|model\.|sam\.)+", "", name.replace("_orig_mod.", "")): value.detach()
         for name, value in state.items()
     }
     if len(bare) < len(state):

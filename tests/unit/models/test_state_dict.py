@@ -56,7 +56,9 @@ def test_save_read_load_gives_the_same_model(model, tmp_path):
     [
         lambda state: state,
         lambda state: {"model": state, "step": 3},
-        lambda state: {"state_dict": {f"module.{name}": value for name, value in state.items()}},
+        lambda state: {
+            "state_dict": {f"model.module.{name}": value for name, value in state.items()}
+        },
         lambda state: {f"sam.{name}": value for name, value in state.items()},
         lambda state: {
             f"module._orig_mod.{name}".replace("blocks.0.", "blocks.0._orig_mod."): value
