@@ -359,7 +359,8 @@ def pixels_of(
 
 
 def _one_box(box: np.ndarray | Tensor) -> np.ndarray:
-    """Return a box as an array; raise `GigamaskError` unless it is one, and warn if it is reversed.
+    """Return a box as an array; raise `GigamaskError` unless it is one, and warn if it is reversed
+    or of fractions.
 
     Args:
         box: The box of a prompt.
@@ -372,10 +373,11 @@ def _one_box(box: np.ndarray | Tensor) -> np.ndarray:
             "several as `boxes`"
         )
     x0, y0, x1, y1 = corners.ravel().tolist()
-    if x1 < x0 or y1 < y0:
+    if x1 < x0 or y1 < y0 or 0 < max(x1, y1) < 1:
         warnings.warn(
-            f"box must be x0 y0 x1 y1 with x0 <= x1 and y0 <= y1 (got {x0:g} {y0:g} {x1:g} {y1:g}"
-            "); of x, y, width and height, pass x, y, x + width - 1, y + height - 1",
+            "box must be x0 y0 x1 y1 in pixels, not fractions of the image's size, with x0 <= x1 "
+            f"and y0 <= y1 (got {x0:g} {y0:g} {x1:g} {y1:g}); of x, y, width and height, pass x, "
+            "y, x + width - 1, y + height - 1",
             stacklevel=3,
         )
     return corners

@@ -220,9 +220,10 @@ def test_invalid_input_is_a_one_line_error(predictor, words, message):
         predictor.predict(**words)
 
 
-def test_a_reversed_box_is_a_warning(predictor):
-    with pytest.warns(UserWarning, match=r"box .*got 9 2 3 4.*width"):
-        assert predictor.predict(box=np.array([9, 2, 3, 4]))[0].shape == (3, 40, 90)
+@pytest.mark.parametrize("box", [(9, 2, 3, 4), (0.1, 0.2, 0.9, 0.8)])
+def test_a_reversed_box_and_one_of_fractions_are_warnings(predictor, box):
+    with pytest.warns(UserWarning, match=rf"box .*fractions.*got {box[0]} .*width"):
+        assert predictor.predict(box=np.array(box))[0].shape == (3, 40, 90)
 
 
 @pytest.mark.parametrize(
