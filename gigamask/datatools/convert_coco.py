@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import compress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -256,10 +257,7 @@ def find_images(names: Sequence[str], folder: Path) -> list[Path | str]:
     if all(is_there):
         return [folder / name for name in written]
     listed = [path.relative_to(folder).as_posix() for path in files_of(folder)]
-    known = set(listed)
-    listed += dict.fromkeys(
-        name for name, found in zip(written, is_there, strict=True) if found and name not in known
-    )
+    listed = list(dict.fromkeys([*listed, *compress(written, is_there)]))
     found = pair_names(wanted, listed, can_repeat=True)
     return [
         folder / listed[each]
@@ -317,7 +315,7 @@ def _image_rows(
         except (*JSON_ERRORS, CorruptSampleError) as error:
             skipped.append(LeftOutEntry.of(name, error, f"{name}: "))
     for key in clashing:
-        name = f"{rows[key].name} (id {key})"
+        name = f"{rows.pop(key).name} (id {key})"
         skipped.append(
             LeftOutEntry(
                 name,
@@ -326,7 +324,6 @@ def _image_rows(
                 TWICE,
             )
         )
-        del rows[key]
     found: dict[str, tuple[ImageRow, Path]] = {}
     files = find_images([row.name for row in rows.values()], folder)
     for (key, row), file in zip(rows.items(), files, strict=True):
