@@ -11,7 +11,6 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import copy_context
-from io import TextIOWrapper
 from typing import Any
 
 from gigamask import files, parser, plugin, progress
@@ -54,8 +53,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        if argv is None and isinstance(sys.stdout, TextIOWrapper):
-            sys.stdout.reconfigure(errors="backslashreplace")  # names that it cannot encode
+        if argv is None:
+            with suppress(AttributeError):  # none, or another object
+                # For names that the encoding of a file or a pipe lacks.
+                sys.stdout.reconfigure(errors="backslashreplace")  # pyrefly: ignore
         context = copy_context()
         context.run(parser.TYPED.set, argv is None)
         with warnings.catch_warnings(), stop_signals_raised():
