@@ -27,7 +27,8 @@ OTHER_FILES = re.compile(
 SAMPLED_FILES, SAMPLED_LINES = 50, 500
 """How much is read to tell oriented boxes from polygons of four corners."""
 MAX_FRACTION = 2
-"""Largest coordinate of a corner; outlines that leave the image have little more than 1."""
+"""Coordinate from which a line is no polygon of fractions: outlines that leave the image have
+little more than 1, and keypoints have a 2 where they are visible."""
 TOLERANCE = 2e-4
 """Largest difference of two diagonals' middles in an oriented box, as a fraction of a side."""
 
@@ -75,8 +76,8 @@ class YoloImage(PolygonImage):
             if len(values) in (4, 5):  # the fifth is a confidence
                 reason = "it is a box, not a polygon; draw its outline"
                 found[-1].error = CorruptSampleError(reason, "box, not a polygon")
-            elif any(abs(value) > MAX_FRACTION for value in values):
-                reason = f"it has a coordinate beyond {MAX_FRACTION}; give fractions of the sides"
+            elif any(abs(value) >= MAX_FRACTION for value in values):
+                reason = f"it has a coordinate of {MAX_FRACTION} or more; give fractions of a side"
                 found[-1].error = CorruptSampleError(reason, "pixels, not fractions")
             else:
                 sides = cycle((width, height))

@@ -58,7 +58,7 @@ def test_text_of_another_encoding_costs_the_image(tmp_path):
         (f"0.5 {TRIANGLE}", "not a class"),
         (f"0 {TRIANGLE} nan 0.1", "NaN"),
         (f"0 {TRIANGLE} inf 0.1", "coordinate"),
-        ("0 0 0 50 0 50 40 0 40", "fractions"),
+        ("0 0.5 0.5 0.2 0.2 0.4 0.4 2 0.6 0.6 2", "fractions"),
     ],
 )
 def test_lines_that_are_no_polygon_are_named(tmp_path, line, datum):
