@@ -173,9 +173,8 @@ def parse_words(
             print("\n".join(_help(kind, known, prog, aliases, first)))
             raise SystemExit(0)
         given |= _read(words, known, aliases)
-        filled = {name for name, value in given.items() if value.text != [] or known[name].metavar}
         missing = [leaf for leaf in known.values() if leaf.default is MISSING]
-        if missing := [leaf for leaf in missing if leaf.name not in filled]:
+        if missing := [leaf for leaf in missing if leaf.name not in given]:
             names = (leaf.metavar or f"--{leaf.name}" for leaf in missing)
             raise GigamaskError(f"missing {', '.join(names)}")
         changes: dict[tuple[str, ...], dict[str, Any]] = {}
@@ -265,7 +264,7 @@ def _read(
             given[name] = Given(values[0] if count else "true")
         elif leaf.words is None and name in given and TYPED.get():
             raise GigamaskError(f"--{typed} is given twice; give it once, with all its values")
-        elif leaf.words != 1:
+        elif leaf.words != 1 and (values or leaf.default is not MISSING):
             count = leaf.words or len(values)
             given[name] = Given([] if values == ["[]"] else values[:count])
         elif values:

@@ -136,7 +136,7 @@ def test_a_wrong_path_is_found_before_torch_is_imported(scenes):
         "pretrain mae_vit_b --data nowhere --out r": nothing,
         "evaluate nowhere --data gigamask": nothing,
         "evaluate starter --data nowhere": nothing,
-        "evaluate starter --data": "missing --data",
+        "evaluate starter --data": "--data needs a value",
         "segment nowhere a.png --out o": nothing,
         "segment starter nowhere.png --out o": nothing,
         "export nowhere --to onnx --out o": nothing,
