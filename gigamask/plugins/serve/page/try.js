@@ -3,7 +3,7 @@ import { $, classCounts, loadPicture, make, percent, pictureUrl, request, save, 
 import * as compared from "./compare.js";
 import { boxOf, drawBox, drawSteps } from "./marks.js";
 import { decoded, drawMasks, hue, png } from "./masks.js";
-import { takesText } from "./keys.js";
+import { namesOf, takesText } from "./keys.js";
 import { pixelOf } from "./pointer.js";
 
 const ANSWER = [0, 114, 178], DRAGGED_PX = 6, SAMPLES = 16, POLL_MS = 1000;
@@ -123,10 +123,11 @@ function clear() {
 }
 
 function keyed(event) {
-  if ($("try").hidden || !picture || takesText(event.target) || event.altKey || ((event.ctrlKey || event.metaKey) && event.key !== "z")) return;
-  if (event.key === "z" || event.key === "Backspace") { event.preventDefault(); if (steps.length) undo(); }
-  else if (event.key === "Escape") clear();
-  else if (/^[1-9]$/.test(event.key) && answers[event.key - 1]) pick(event.key - 1);
+  if ($("try").hidden || !picture || takesText(event.target)) return;
+  const names = namesOf(event), number = names.find((name) => /^[1-9]$/.test(name));
+  if (names.includes("z") || names.includes("Backspace")) { event.preventDefault(); if (steps.length) undo(); }
+  else if (names.includes("Escape")) clear();
+  else if (answers[number - 1]) pick(number - 1);
 }
 
 /** Returns the image pixel under a pointer, counted from 0. */

@@ -229,6 +229,8 @@ def test_what_is_no_picture_is_said_and_one_is_clicked_and_segmented(browser, ad
         assert step["box"] == pytest.approx([18, 12, 72, 42], abs=1)
         assert all(type(pixel) is int for pixel in step["box"])
         answers(page, 3)
+        page.evaluate("dispatchEvent(new KeyboardEvent('keydown', {key: 'é', code: 'Digit2'}))")
+        assert page.get_attribute("#answers li:nth-child(2) button", "aria-pressed") == "true"
         page.hover("#answers li:nth-child(2) button")
         page.click("#answers li:nth-child(3) button")
         assert page.get_attribute("#answers li:nth-child(3) button", "aria-pressed") == "true"
