@@ -33,8 +33,13 @@ PORT = 29500
 # The step is signaled by scancel: srun itself answers SIGTERM by killing its tasks. Step 0 is the
 # only one, also after a requeue; srun is ended if there is no such step yet.
 # A preemption signals the step alone, which ends; Slurm then states when it preempted the job.
+# Most parts begin anew then: one that is longer than its time limit would do so for ever.
 TRAPS = """\
 requeue() {
+    if [ -n "$SLURM_ARRAY_TASK_ID" ] && [ "${SLURM_RESTART_COUNT:-0}" -ge 20 ]; then
+        echo "stopped ($1) and requeued 20 times; give more --submit-time or more --submit-jobs"
+        exit 1
+    fi
     echo "gigamask: job $SLURM_JOB_ID was stopped ($1); it is requeued and continues"
     scontrol requeue "$SLURM_JOB_ID"
     exit $?
