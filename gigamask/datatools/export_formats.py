@@ -199,7 +199,7 @@ def write(images: Images, out: Path, options: ExportOptions) -> list[Path]:
 
 def _write(images: Images, out: Path, options: ExportOptions) -> list[Path]:
     partial, record = out / PARTIAL, out / RECORD
-    own, earlier = _recorded(out)
+    own, earlier, crcs = _recorded(out)
     names, new, stale = dict[int, str](), set[str](), set[str]()
     chosen: list[Writer] = [_write_images] if options.images else []
     chosen += [plugin.load(writers()[name]) for name in check_formats(options.formats)]
@@ -221,12 +221,11 @@ def _write(images: Images, out: Path, options: ExportOptions) -> list[Path]:
             write_format(checked, partial, options)
             new = set(_files_in(partial)) - {TABLE}
             folders = set(map(_first, new))
-            stale = {name for name in own.keys() - new if _first(name) in folders}
-            others = [*sorted(folders - set(map(_first, own))), *new - own.keys()]
+            stale = {name for name in own - new if _first(name) in folders}
+            others = [*sorted(folders - set(map(_first, own))), *new - own]
             if not options.owned:
-                others += [
-                    each for each in own.keys() & (new | stale) if _is_changed(out, each, own[each])
-                ]
+                written = crcs.keys() & (new | stale)
+                others += [each for each in written if _is_changed(out, each, crcs[each])]
             advice = "no export wrote it, or it was changed since; move it, or give another folder"
             files.check_absent([out / each for each in others], advice)
             if not options.owned and (lost := earlier - {*names.values()}):
@@ -238,11 +237,11 @@ def _write(images: Images, out: Path, options: ExportOptions) -> list[Path]:
                     f"{min(lost)}; {act}"
                 )
         options.check()
-        linked = {name for name in new if (partial / name).is_symlink()}
-        crcs = {name: None if name in linked else files.crc32(partial / name) for name in new}
-        kept = {name: crc for name, crc in own.items() if name not in stale}
-        told = {"files": kept | crcs, "images": sorted(names.values())}
-        files.write_text(record, json.dumps(told, sort_keys=True))
+        crcs |= {
+            each: files.crc32(path) for each in new if not (path := partial / each).is_symlink()
+        }
+        told = {"files": sorted(own - stale | new), "images": sorted(names.values())}
+        files.write_text(record, json.dumps({**told, "crc32s": crcs}))
         _remove(out, stale)
         return _moved(partial, out, new, options.table)
     finally:
@@ -262,29 +261,27 @@ def _moved(partial: Path, out: Path, names: set[str], table: Path | None) -> lis
     return written
 
 
-def _is_changed(out: Path, name: str, crc: int | None) -> bool:
+def _is_changed(out: Path, name: str, crc: int) -> bool:
     """Return whether a file was changed since an export wrote it, as by a person who corrects it.
 
     Args:
         out: Folder of the export.
         name: Path of the file in it.
-        crc: crc32 of what was written; None of links, and if it is unknown.
+        crc: crc32 of what was written.
     """
     path, record = out / name, out / RECORD
     is_later = path.is_file() and path.stat().st_mtime > record.stat().st_mtime
-    return is_later and crc is not None and crc != files.crc32(path)
+    return is_later and crc != files.crc32(path)
 
 
-def _recorded(out: Path) -> tuple[dict[str, int | None], set[str]]:
-    """Return the files in a folder that exports wrote, by their paths in it, with the crc32 of each
-    if it is known, and the images."""
+def _recorded(out: Path) -> tuple[set[str], set[str], dict[str, int]]:
+    """Return the files in a folder that exports wrote, by their paths in it, the images, and the
+    crc32s of files that are no links."""
     record = out / RECORD
     told = read_json(record, dict) if record.exists() else {}
-    listed = told.get("files", {})
-    # Records of earlier versions name files and folders alone.
-    crcs = listed if isinstance(listed, dict) else dict.fromkeys(listed)
-    own = {name: crcs[each] for each in crcs for name in (_files_in(out, each) or [each])}
-    return own, set(told.get("images", ()))
+    # Records of earlier versions name folders.
+    own = {name for each in told.get("files", ()) for name in (_files_in(out, each) or [each])}
+    return own, set(told.get("images", ())), told.get("crc32s", {})
 
 
 def remove_export(out: Path, name: str) -> None:

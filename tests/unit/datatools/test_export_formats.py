@@ -263,6 +263,7 @@ def test_only_files_of_earlier_exports_are_replaced(images, tmp_path):
     stated.touch()
     with error_line("labels/a.png: would be replaced, but .*changed since"):
         write(lambda: images, tmp_path, options)
+    write(lambda: images, tmp_path, ExportOptions())
     assert corrected.read_bytes().endswith(b"by hand")
     with files.folder_lock(tmp_path, ""), error_line("another process exports to it"):
         write(lambda: images, tmp_path, options)
