@@ -4,7 +4,7 @@ import { $, make } from "./parts.js";
 import { drawMasks } from "./masks.js";
 import { contentBox, share } from "./pointer.js";
 
-const MOST_ZOOM = 40, PIXELS_FROM = 3, SPRITES = 500;
+const MOST_ZOOM = 40, PIXELS_FROM = 3, SPRITES = 500, SPRITE_PX = 2 ** 26;
 
 let bitmap = null;
 let size = { width: 1, height: 1 };
@@ -14,6 +14,7 @@ let ratio = 0;                         // pixels of the device by CSS pixel when
 let fitted = true;                     // whether the view follows the size of the stage
 let painters = () => {};
 const sprites = new Map();             // of masks, cropped to their boxes, by key
+const drawn = new Set();               // the keys of those that were drawn last
 const thumbnails = new Map();          // of objects, by mask and colour
 
 /** Prepares the stage; `paint(context, unit)` draws over the image, in its coordinates. */
@@ -110,17 +111,26 @@ export function draw() {
     context.imageSmoothingEnabled = view.scale < PIXELS_FROM;
   }
   if (!bitmap) return;
+  tidy();
   below.drawImage(bitmap, 0, 0);
   painters(above, 1 / view.scale);
   $("a-zoom").textContent = `${percentShown()} %`;
 }
 
-/** Draws a mask; its picture is kept until the image or its look changes. */
+/** Drops pictures of masks that were not drawn last, once there are many or they are large. */
+function tidy() {
+  let pixels = 0;
+  for (const { width, height } of sprites.values()) pixels += width * height;
+  if (sprites.size > SPRITES || pixels > SPRITE_PX) for (const key of sprites.keys()) if (!drawn.has(key)) sprites.delete(key);
+  drawn.clear();
+}
+
+/** Draws a mask; its picture is kept for the next time. */
 export function drawMask(context, { mask, segmentation }, colour, { alpha, unit }) {
   if (!mask.width || !mask.height) return;
   const line = Math.max(1, Math.round(1.5 * unit)), key = `${colour}/${alpha}/${line}/${mask.x},${mask.y}/${segmentation.counts}`;
+  drawn.add(key);
   if (!sprites.has(key)) {
-    if (sprites.size > SPRITES) sprites.clear();
     sprites.set(key, drawMasks([{ ...mask, x: 0, y: 0 }], [colour], [mask.height, mask.width], { alpha, line }));
   }
   context.drawImage(sprites.get(key), mask.x, mask.y);
@@ -184,7 +194,7 @@ export function contrast(amount, brightness) {
 export function thumbnail({ id, mask, segmentation }, colour) {
   const key = `${id}/${colour}/${segmentation.counts}`;
   if (!thumbnails.has(key)) {
-    if (thumbnails.size > SPRITES) thumbnails.clear();
+    if (thumbnails.size > 10 * SPRITES) thumbnails.clear();
     thumbnails.set(key, drawThumbnail(mask, colour));
   }
   return thumbnails.get(key);

@@ -25,6 +25,24 @@ from tests.plugins.serve.journeys.test_serve import annotating, late
 
 pytestmark = pytest.mark.long
 SQUARE = ((0.2, 0.2), (0.6, 0.2), (0.6, 0.6), (0.2, 0.6))
+DRAWN_TWICE = """async () => {
+  const stage = await import("./page/stage.js"), real = OffscreenCanvas;
+  const mask = { x: 0, y: 0, width: 1, height: 1, data: new Uint8Array([1]) };
+  let made = 0;
+  globalThis.OffscreenCanvas = class extends real {
+    constructor(...size) { super(...size); made += 1; }
+  };
+  stage.start((context) => {
+    for (let i = 0; i < 600; i += 1) {
+      const object = { mask, segmentation: { counts: `${i}` } };
+      stage.drawMask(context, object, [0, 0, 0], { alpha: 90, unit: 1 });
+    }
+  });
+  stage.draw();
+  stage.draw();
+  return made;
+}"""
+"""Draws 600 masks twice, and gives how many pictures of masks were made."""
 
 
 @pytest.fixture(scope="module")
@@ -251,6 +269,7 @@ def test_proposals_are_counted_while_they_are_judged_and_accepted_at_once_in_tur
     objects(page, 25)
     assert kinds(folder, "9.png") == ["propose", "stroke", "accept all", "stroke"]
     assert not page.evaluate("document.getElementById('a-images').scrollTop")
+    assert page.evaluate(DRAWN_TWICE) == 600
 
 
 def test_the_loop_is_asked_again_once_it_has_answered_also_after_a_failed_list(page):
