@@ -248,11 +248,11 @@ def find_images(names: Sequence[str], folder: Path) -> list[Path | str]:
     """Return the file of each image below a folder, or why two names mean the same one.
 
     Args:
-        names: Names as a file of annotations states them.
+        names: Names as a file of annotations states them, for each of which there is a candidate.
         folder: The folder of images.
     """
     wanted = [names_within(name, folder) for name in names]
-    written = [each[0] if each else "" for each in wanted]
+    written = [each[0] for each in wanted]
     is_there = [os.path.isfile(folder / name) for name in written]
     if all(is_there):
         return [folder / name for name in written]
@@ -262,7 +262,7 @@ def find_images(names: Sequence[str], folder: Path) -> list[Path | str]:
     return [
         folder / listed[each]
         if isinstance(each, int)
-        else folder / (name or "unnamed")
+        else folder / name
         if each == NO_FILE
         else each
         for name, each in zip(written, found, strict=True)
