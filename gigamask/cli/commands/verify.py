@@ -72,8 +72,7 @@ class VerifyCommand(PartOptions):
                 }
                 for report in reports
             ],
-            "index": stale,
-            "unlisted": unlisted,
+            **{"index": stale, "unlisted": unlisted},
             **{kind: [asdict(one) for one in findings] for kind, findings in found.items()},
         }
         tars = counted(counts["tars"], "tar")
