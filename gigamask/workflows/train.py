@@ -92,7 +92,7 @@ class Run:
         Of steps that were trained again after a restart, the later ones.
         """
         events: list[dict[str, Any]] = []
-        for line in (self.folder / "metrics.jsonl").read_text().splitlines():
+        for line in (self.folder / "metrics.jsonl").read_text("utf-8").splitlines():
             with suppress(ValueError):  # a killed process leaves half a line
                 event = json.loads(line)
                 if "started" in event:
@@ -179,7 +179,7 @@ def _train_phase(
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "config.yaml"
-        path.write_text(config_files.config_yaml(config))
+        path.write_text(config_files.config_yaml(config), "utf-8")
         arguments = [*config.command.split(), config.recipe, "--config", str(path)]
         if allow_data_change:
             arguments.append("--allow-data-change")
