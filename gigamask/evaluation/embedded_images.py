@@ -116,7 +116,7 @@ class EmbeddedImage:
         """
         height, width = self.transform.resized
         steps = (torch.arange(points_per_side) + 0.5) / points_per_side
-        grid = torch.cartesian_prod(steps * width, steps * height).to(self.embedding)
+        grid = torch.cartesian_prod(steps * width, steps * height).to(self.embedding.device)
         for group in self.groups(np.arange(len(grid))):
             points = grid[torch.from_numpy(group)][:, None]
             labels = torch.tensor([1, -1], device=grid.device).expand(len(points), 2)
