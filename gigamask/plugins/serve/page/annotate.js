@@ -139,7 +139,7 @@ async function load(row, again = false) {
   everything = null;
   for (const id of ["a-stale", "a-both", "a-empty-done"]) $(id).hidden = true;
   if (!same) {
-    if (drag && drag.kind !== "pan") showMessage("the image was left before this was drawn; draw it again");
+    if ((drag && drag.kind !== "pan") || drawing()) showMessage("the image was left before this was drawn; draw it again");
     active = null; rings = null; touched = false; drag = corner = null;
   }
   doubted = 0;
