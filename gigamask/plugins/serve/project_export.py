@@ -1,6 +1,7 @@
 """The accepted objects of a project in the formats of other programs."""
 
 import json
+import os
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -121,7 +122,7 @@ def _remove_older(out: Path, state: str, written: Sequence[Path]) -> list[str]:
     stated, *before = read_json(record, list[str]) if record.exists() else [""]
     if stated == state:
         names += before
-    older = [path for name in {*before} - {*names} if (path := out / name).exists()]
+    older = [out / name for name in {*before} & {*os.listdir(out)} - {*names}]
     for path in older:
         remove_export(out, path.name) if path.is_dir() else path.unlink()
     files.write_text(record, json.dumps([state, *names]))

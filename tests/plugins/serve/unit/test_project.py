@@ -366,6 +366,7 @@ def test_no_file_of_an_export_states_other_masks_than_the_last_one(project, out)
     assert export(project, out, None, ("labels",), table=True)["skipped"] == []
     kept = {"coco.json", "shards", "labels", "regions.csv"}
     assert kept <= listed(out), "all state the same masks"
+    (out / ".state").write_text('["", "../photos", "coco.json", "regions.csv", "shards"]')
     edit(project, 1)
     told = export(project, out, None, ("labels",))["skipped"]
     assert [line.split(":")[0] for line in sorted(told)] == [
