@@ -51,12 +51,11 @@ class VerifyCommand(PartOptions):
         for report in reports:
             lines += [f"  tar {error}" for error in report.tar_errors]
             if report.tar_errors:
-                read = f"{report.images + report.skipped} of its images were read"
-                lines.append(f"    {read}, {len(report.bad_samples)} of them bad")
+                read, bad = report.images + report.skipped, len(report.bad_samples)
+                lines.append(f"    {read} of its images were read, {bad} of them bad")
         for kind, label in kinds.items():
-            for finding in found[kind]:
-                member = f"{finding.tar} {finding.member} at {finding.offset}"
-                lines.append(f"  {label} {member}: {finding.reason}")
+            for one in found[kind]:
+                lines.append(f"  {label} {one.tar} {one.member} at {one.offset}: {one.reason}")
         for line in lines[:MAX_LINES]:
             print(printable(line))
         if len(lines) > MAX_LINES:
@@ -72,7 +71,8 @@ class VerifyCommand(PartOptions):
                 }
                 for report in reports
             ],
-            **{"index": stale, "unlisted": unlisted},
+            "index": stale,
+            "unlisted": unlisted,
             **{kind: [asdict(one) for one in findings] for kind, findings in found.items()},
         }
         tars = counted(counts["tars"], "tar")
