@@ -36,8 +36,10 @@ def document(title: str, parts: Iterable[str], data: Mapping[str, Any] | None = 
         data: Data for the charts of `report.js`, embedded as JSON.
     """
     folder = resources.files("gigamask.report")
-    style = "".join((folder / name).read_text("utf-8") for name in STYLES)
-    script = "".join((folder / name).read_text("utf-8") for name in SCRIPTS) if data is not None else ""
+    style, script = (
+        "".join((folder / name).read_text("utf-8") for name in names)
+        for names in (STYLES, SCRIPTS if data is not None else ())
+    )
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = (
         "default-src 'none'; img-src data:; style-src 'unsafe-inline';"
