@@ -27,7 +27,7 @@ OTHER_FILES = re.compile(
 SAMPLED_FILES, SAMPLED_LINES = 50, 500
 """How much is read to tell oriented boxes from polygons of four corners."""
 MAX_FRACTION = 2
-"""Coordinate from which a line is no polygon of fractions: outlines that leave the image have
+"""Coordinate from which a line is not a polygon in fractions: outlines that leave the image have
 little more than 1, and keypoints have a 2 where they are visible."""
 TOLERANCE = 2e-4
 """Largest difference of two diagonals' middles in an oriented box, as a fraction of a side."""

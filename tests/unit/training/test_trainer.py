@@ -36,7 +36,8 @@ def test_a_warm_up_that_is_longer_than_the_training_is_said(tmp_path, scenes):
     state, index = TrainState.initialize(run, torch.device("cpu")), open_index(run)
     *others, last = opening.lines(run, state, index, 12, 1)
     assert last.startswith("  warm-up: 3 steps, more than --steps")
-    assert [*opening.lines(replace(run, steps=3), state, index, 18, 1)] == others
+    enough = [*opening.lines(replace(run, steps=3), state, index, 12, 1)]
+    assert enough[1:] == others[1:]
 
 
 class Pipe:

@@ -192,7 +192,7 @@ def test_bad_input_is_one_line_before_any_training(command, table, tmp_path, cap
         f"{command} --steps 1 --cpu-minutes 1": "--steps and --cpu-minutes are both given",
         f"{command} --min-predicted-iou 5": "--min-predicted-iou must be between 0 and 1 (got 5.0)",
         f"{command} --data no": "no: no such path",
-        re.sub(r"--test \S+", "--test", command): "--test is required",
+        re.sub(r"--test \S+", "--test []", command): "--test is required",
     }
     for words, message in wrong.items():
         assert exit_code(words) == 2, words
