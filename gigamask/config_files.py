@@ -307,8 +307,8 @@ def check_run_out(config: TrainConfig) -> None:
     """
     out = Path(config.out)
     saved = out / CONFIG
-    is_ours = config.has_checkpoint or not saved.is_file()
-    if not is_ours and not saved.read_bytes().startswith(CHECKSUM.encode()):
+    is_new = not config.has_checkpoint and saved.is_file()
+    if is_new and not saved.read_bytes().startswith(CHECKSUM.encode()):
         raise GigamaskError(
             f"{saved}: would be replaced, but no run wrote it; rename it, or give another --out"
         )

@@ -460,6 +460,10 @@ class Prompts:
         is_corner = self.labels == 2
         return (is_corner if self.token_mask is None else is_corner & self.token_mask).any(1)
 
+    def to(self, device: torch.device) -> "Prompts":
+        """Return the prompts on `device`."""
+        return map_tensors(lambda each: each.to(device), self)
+
     def select(self, index: Int64[Tensor, "R"]) -> "Prompts":
         """Return the prompts of some masks.
 

@@ -224,8 +224,9 @@ def _write(images: Images, out: Path, options: ExportOptions) -> list[Path]:
             stale = {name for name in own - new if _first(name) in folders}
             others = [*sorted(folders - set(map(_first, own))), *new - own]
             if not options.owned:
+                since_s = record.stat().st_mtime if crcs else 0
                 written = crcs.keys() & (new | stale)
-                others += [each for each in written if _is_changed(out, each, crcs[each])]
+                others += [each for each in written if _is_changed(out / each, since_s, crcs[each])]
             advice = "no export wrote it, or it was changed since; move it, or give another folder"
             files.check_absent([out / each for each in others], advice)
             if not options.owned and (lost := earlier - {*names.values()}):
@@ -261,17 +262,15 @@ def _moved(partial: Path, out: Path, names: set[str], table: Path | None) -> lis
     return written
 
 
-def _is_changed(out: Path, name: str, crc: int) -> bool:
+def _is_changed(path: Path, since_s: float, crc: int) -> bool:
     """Return whether a file was changed since an export wrote it, as by a person who corrects it.
 
     Args:
-        out: Folder of the export.
-        name: Path of the file in it.
+        path: The file.
+        since_s: When the export wrote its record.
         crc: crc32 of what was written.
     """
-    path, record = out / name, out / RECORD
-    is_later = path.is_file() and path.stat().st_mtime > record.stat().st_mtime
-    return is_later and crc != files.crc32(path)
+    return path.is_file() and path.stat().st_mtime > since_s and crc != files.crc32(path)
 
 
 def _recorded(out: Path) -> tuple[set[str], set[str], dict[str, int]]:

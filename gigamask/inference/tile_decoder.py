@@ -27,7 +27,7 @@ from gigamask.inference.tiles import TileGrid
 from gigamask.masks.transforms import ImageTransform
 from gigamask.models.embedding_cache import ImageEmbedder
 from gigamask.models.prompt_decoder import PromptDecoder
-from gigamask.types import Prediction, Prompts, map_tensors
+from gigamask.types import Prediction, Prompts
 
 CROPS_AT_ONCE = 4
 """Crops per pass of the encoder."""
@@ -75,7 +75,7 @@ class TileDecoder:
             none = PromptDecoder(self.embedder.model, whole, best_only=only)(prompts)
             low = none.low_res_logits
             return replace(none, logits=low.new_zeros(*low.shape[:2], *self.transform.original))
-        prompts = map_tensors(lambda each: each.to(prompts.labels.device), prompts)
+        prompts = prompts.to(prompts.labels.device)
         prompts, sources = self._recall(prompts)
         regions = prompted_regions(prompts, self.transform, sources)
         crops = {

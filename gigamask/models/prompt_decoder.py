@@ -9,7 +9,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from gigamask.models.promptable import PromptableModel
-from gigamask.types import MaskDecoderOutput, Prediction, Prompts, map_tensors
+from gigamask.types import MaskDecoderOutput, Prediction, Prompts
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +42,7 @@ class PromptDecoder:
 
     def output(self, prompts: Prompts) -> MaskDecoderOutput:
         """Return what the model predicts; masks in windows are not pasted."""
-        prompts = map_tensors(lambda each: each.to(self.embedding.device), prompts)
+        prompts = prompts.to(self.embedding.device)
         index = self.image_index
         if index is None:
             index = prompts.labels.new_zeros(len(prompts.labels))
@@ -78,7 +78,7 @@ def refined(
     if not times:
         return prediction
     count, found = prediction.logits.shape[1], prediction
-    prompts = map_tensors(lambda each: each.to(prediction.logits.device), prompts)
+    prompts = prompts.to(prediction.logits.device)
     rows = torch.arange(len(prompts.labels), device=prompts.labels.device)
     each = replace(prompts.select(rows.repeat_interleave(count)), multimask_output=False)
 

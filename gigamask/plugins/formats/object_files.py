@@ -12,6 +12,7 @@ from gigamask.datatools.formats import ConvertOptions
 from gigamask.datatools.image_files import SUFFIXES, files_of, fit
 from gigamask.datatools.objects import Objects, SourceImage, SourceListing, match_images
 from gigamask.datatools.sources import FileSource, GivenData, Source
+from gigamask.files import expand_home
 from gigamask.masks.rle import RLEMasks
 
 
@@ -49,7 +50,8 @@ class ObjectFiles(FileSource):
         Args:
             given: What was given.
         """
-        root, *others = {Path(each) for each in (*given.paths, given.images, given.masks) if each}
+        stated = *given.paths, given.images, given.masks
+        root, *others = {Path(expand_home(each)) for each in stated if each}
         return cls(root, root) if not others and cls.is_format(root, root) else None
 
     @classmethod
@@ -60,8 +62,9 @@ class ObjectFiles(FileSource):
             annotations: The folder.
             images: The same.
         """
-        folders = [path.parent for path in images.glob("*/masks")]
-        return any(next(each.glob(f"images/{each.name}.*"), None) for each in folders)
+        return any(
+            any(each.parent.glob(f"images/{each.parent.name}.*")) for each in images.glob("*/masks")
+        )
 
     def listing(self, options: ConvertOptions, with_annotations: bool = True) -> SourceListing:
         """List the images, and the folders without one.

@@ -43,9 +43,10 @@ def test_what_labelme_exports_to_voc(tmp_path):
     assert masks == [("shelf", 60), ("highland", 60)]
 
 
-@pytest.mark.parametrize("flags", [(None, None), (None, "bowl"), ("bowl/", None)])
+@pytest.mark.parametrize("flags", [(None, None), (None, "~/bowl"), ("bowl/", None)])
 def test_the_data_science_bowl_of_2018(tmp_path, monkeypatch, flags):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", ".")
     for number, name in enumerate(("a1", "b2", "c3")):
         photo(tmp_path / "bowl" / name / "images" / f"{name}.png")
         (tmp_path / "bowl" / name / "masks").mkdir()
