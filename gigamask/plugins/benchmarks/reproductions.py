@@ -43,7 +43,7 @@ REPRODUCTIONS = {
     "edge_sam": Reproduction(
         "EdgeSAM",
         "1 % of SA-1B",
-        "box and one click of 82.0 and 64.6 after the embeddings' phase, 83.0 and 67.5 after that "
+        "box and one click of .820 and .646 after the embeddings' phase, .830 and .675 after that "
         "of the prompts",
         (
             "distill edge_sam --teacher sam_vit_h_4b8939.pth --data SA1B_TARS --out runs/edge",
@@ -52,7 +52,7 @@ REPRODUCTIONS = {
         "6.1 on an H200 for the phase of the prompts, with the teacher at every visit (gigamask "
         "plan edge_sam --gpu h200, at 16.1 % of its peak, without loading)",
         "SA-1K's thousand images are not published, so that another draw of SA-1B differs by some "
-        "tenths. One or two points less is what layer norms without ImageNet's weights may cost. "
+        "thousandths. .01 or .02 less is what layer norms without ImageNet's weights may cost. "
         "No gain from the second phase means that its clicks do not correct",
     ),
     "data_curve": Reproduction(

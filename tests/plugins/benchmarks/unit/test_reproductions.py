@@ -1,5 +1,7 @@
 """Published experiments and scores are what they say."""
 
+import re
+
 import pytest
 
 from gigamask import recipes
@@ -20,6 +22,7 @@ def test_reproductions_name_recipes_commands_and_published_rows(recipe):
     assert bool(reproductions.published(recipe)) == bool(reproduction.model)
     assert bool(reproductions.source(recipe)) == bool(reproduction.model)
     assert f"gigamask plan {recipe}" in reproduction.hours
+    assert not re.search(r"\d\d\.\d", reproduction.expected)  # scores are fractions
 
 
 def test_published_scores_are_clicks_or_shares():
