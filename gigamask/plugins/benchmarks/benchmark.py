@@ -37,7 +37,7 @@ class Benchmark:
 
     title: str
     archive: bool = True
-    """whether --data is the archive of `datatools.published`, otherwise shards in SA-1B's format"""
+    """whether --data is the archive of `published`, otherwise shards in SA-1B's format"""
     instances: bool = False
     """whether --data is a folder of COCO's files, whose instances are segmented"""
     clicks: int = 20
