@@ -13,7 +13,7 @@ from typing import Any
 
 import cv2
 import numpy as np
-from jaxtyping import Bool, Int32
+from jaxtyping import Bool, Int32, Int64
 
 from gigamask.data import image
 from gigamask.data.annotation import MAX_MASKS, MAX_SIDE
@@ -51,6 +51,10 @@ MAYBE_VOID = (
     "label images with white (255, or 16777215 of RGB) beside other values, which --ignore leaves "
     "out where it marks no object"
 )
+BLACK = (
+    "label images whose palette shows 0 in a color and a mask in black; save them in gray if black "
+    "is the background"
+)
 THIN = "values without 3 x 3 pixels of their own, which --nearest-value gave to their neighbors"
 """Notes of such masks, label images and values."""
 GRAY = ("1", "L", "P", "I", "I;16", "I;16B")
@@ -73,9 +77,12 @@ class LabelImage(SourceImage):
 
     def objects(self, stored: bytes) -> Objects:
         """Read one mask per value, or per connected component of a value."""
-        return self.objects_of(
-            read_labels(self.label, self.source, brightest=self.options.binary is not None)
-        )
+        is_binary = self.options.binary is not None
+        found = self.objects_of(read_labels(self.label, self.source, brightest=is_binary))
+        if self.label.suffix != ".mat":
+            black = _black_values(read_file(self.label, self.source), self.source)
+            found.notes[BLACK] = int(np.isin(black, [each["label"] for each in found.extras]).any())
+        return found
 
     def objects_of(self, labels: Labels) -> Objects:
         """Return one mask per value of a label image, or per connected component of a value.
@@ -260,6 +267,13 @@ def decode_labels(raw: bytes, name: str, void: int = 0, brightest: bool = False)
     elif pixels.ndim == 3:  # red + 256 green + 65536 blue
         return np.pad(pixels, [(0, 0), (0, 0), (0, 1)]).view("<i4")[..., 0]
     return pixels.astype(np.int32)
+
+
+def _black_values(raw: bytes, name: str) -> Int64[np.ndarray, "n"]:
+    """Return the values that a palette shows in black; all are 0 if it shows 0 so."""
+    with open_image(raw, ("PNG", "TIFF"), name) as label:
+        colors = np.reshape(label.getpalette() or [0, 0, 0], (-1, 3))
+    return np.flatnonzero(~colors.any(1)) * colors[0].any()
 
 
 def _read_mat(path: Path, name: str) -> Labels:

@@ -18,7 +18,7 @@ from PIL import Image
 from gigamask.data import annotation, image
 from gigamask.data import index as indexes
 from gigamask.datatools.convert import NAMELESS, PARTIAL, ConvertOptions, convert, listed
-from gigamask.datatools.convert_labels import MANY_AREAS, MAYBE_VOID, decode_labels
+from gigamask.datatools.convert_labels import BLACK, MANY_AREAS, MAYBE_VOID, decode_labels
 from gigamask.files import lock_folder
 from gigamask.masks.rle import RLEMasks
 from tests.errors import error_line
@@ -533,6 +533,19 @@ def test_values_that_may_be_several_objects_or_none_are_counted(case, value, sec
     case.put()
     case.label("1.png", values)
     assert case.labels(**options)["notes"] == ({note: 1} if note else {})
+
+
+@pytest.mark.parametrize("shown, counted", [("WB", 1), ("WR", 0), ("BW", 0), ("WRB", 0)])
+def test_black_that_is_an_object_of_a_palette_is_counted(case, shown, counted):
+    """Programs that reduce colors number them in any order."""
+    values = np.ones((20, 30), np.uint8)
+    values[2:8, 2:8] = 0
+    image = Image.frombytes("P", (30, 20), values.tobytes())
+    colors = {"W": [255] * 3, "R": [255, 0, 0], "B": [0] * 3}
+    image.putpalette([channel for color in shown for channel in colors[color]])
+    case.put()
+    case.label("1.png", image)
+    assert case.labels()["notes"] == ({BLACK: 1} if counted else {})
 
 
 def test_label_images_that_cannot_be_decoded(case):
