@@ -8,6 +8,7 @@ boxes are one pixel too small.
 """
 
 import json
+from codecs import BOM_UTF8
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any
 
@@ -106,7 +107,7 @@ def read(raw: bytes, name: str) -> Sa1bRecord:
             f"{name}: its json has {len(raw)} bytes, but at most {MAX_BYTES} are read; leave it out"
         )
     try:
-        return _DECODER.decode(raw.removeprefix(b"\xef\xbb\xbf"))  # a byte order mark
+        return _DECODER.decode(raw.removeprefix(BOM_UTF8))
     except JSON_ERRORS as error:
         raise CorruptSampleError(
             f"{name}: its json of {len(raw)} bytes is not an SA-1B annotation ({error}); "

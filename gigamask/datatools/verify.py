@@ -10,6 +10,7 @@ since neither is used.
 import contextlib
 import operator
 import posixpath
+from codecs import BOM_UTF8
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -391,7 +392,7 @@ def find_differences(raw: bytes, entry: ImageAnnotation) -> str | None:
         entry: Its masks.
     """
     try:
-        stated = _STATED.decode(raw).annotations
+        stated = _STATED.decode(raw.removeprefix(BOM_UTF8)).annotations
     except JSON_ERRORS as error:
         return f"an area or bbox is not in SA-1B's format ({error})"
     areas, boxes = entry.masks.areas(), entry.masks.boxes().astype(np.float64)

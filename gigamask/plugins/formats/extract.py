@@ -125,14 +125,13 @@ def _images(index: Index, options: ExportOptions) -> Iterator[ExportedImage]:
     has the same, TAR/IMAGE, and TAR_2/IMAGE if another has that, too. Masks keep the values that
     they had in label images.
     """
-    import msgspec
-
     from gigamask.data import image, image_folder
     from gigamask.data.dataset import Sa1bDataset
     from gigamask.data.orientation import as_stored
     from gigamask.datatools.export_formats import MAX_LABEL
     from gigamask.datatools.image_files import to_member
     from gigamask.errors import CorruptSampleError, counted
+    from gigamask.serialization import decode_json
     from gigamask.workflows.segment import exported_image
 
     dataset, names, skipped = Sa1bDataset(index), set[str](), options.skipped
@@ -142,7 +141,7 @@ def _images(index: Index, options: ExportOptions) -> Iterator[ExportedImage]:
         entry = index.entry_name(row)
         try:
             sample = dataset.read(row)
-            annotation, record = sample.annotation(), msgspec.json.decode(sample.json or b"")
+            annotation, record = sample.annotation(), decode_json(sample.json or b"", entry)
         except CorruptSampleError as error:
             skipped[entry] = str(error)
             continue

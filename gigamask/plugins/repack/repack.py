@@ -12,6 +12,7 @@ import contextlib
 import glob
 import os
 import zlib
+from codecs import BOM_UTF8
 from collections.abc import Container, Iterator
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -303,7 +304,7 @@ def repack_image(
     areas = masks.areas()
     visible = np.flatnonzero(areas)
     try:
-        record = msgspec.json.decode(raw)
+        record = msgspec.json.decode(raw.removeprefix(BOM_UTF8))
         json = annotation.encode(_resize_record(record, masks[visible], visible, transform, name))
     except RecursionError as error:
         raise CorruptSampleError(f"{name}: its json is nested too deeply; leave it out") from error

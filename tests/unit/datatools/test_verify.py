@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import tarfile
+from codecs import BOM_UTF8
 from pathlib import Path
 
 import numpy as np
@@ -173,7 +174,7 @@ def test_stated_areas_and_boxes_are_compared(tmp_path):
         del annotation["area"], annotation["bbox"]
     held = (
         broken.members(0, jpg, record)
-        + broken.members(1, broken.sound(1)[0], unstated)
+        + broken.members(1, broken.sound(1)[0], BOM_UTF8 + json.dumps(unstated).encode())
         + broken.members(2, broken.sound(2)[0], odd_fields)
     )
     tar.write(tmp_path / "t.tar", held)

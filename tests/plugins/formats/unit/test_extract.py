@@ -1,6 +1,7 @@
 """Tars become what they were converted from, to the pixel."""
 
 import json
+from codecs import BOM_UTF8
 
 import cv2
 import numpy as np
@@ -181,7 +182,18 @@ def test_values_beyond_16_bits_are_numbered_anew(tmp_path):
     path = tmp_path / "tars/sa_000000.tar"
     given, note = members(path), "values of label images above 65,535 are numbered anew"
     for label in (b"13107455", b"-1", b'"cell"'):
-        tar.write(path, [(name, given[name].replace(b"13107455", label)) for name in given])
+        tar.write(
+            path,
+            [
+                (
+                    name,
+                    given[name]
+                    .replace(b"13107455", label)
+                    .replace(b'{"image":', BOM_UTF8 + b'{"image":'),
+                )
+                for name in given
+            ],
+        )
         result = extract(path, tmp_path / "out", ("coco", "labels"))
         assert result["notes"] == [note] * label.isdigit()
         found = cv2.imread(str(tmp_path / "out/labels/a.png"), -1)

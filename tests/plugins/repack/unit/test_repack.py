@@ -6,6 +6,7 @@ import io
 import json
 import os
 import shutil
+from codecs import BOM_UTF8
 from pathlib import Path
 
 import cv2
@@ -96,7 +97,7 @@ def test_images_masks_and_all_that_is_in_pixels(tmp_path):
     )
     del (record := json.loads(given[1][1]))["annotations"][2]["crop_box"]
     record |= {"version": 3}
-    tar.write(source, [given[0], ("sa_7.json", json.dumps(record).encode())])
+    tar.write(source, [given[0], ("sa_7.json", BOM_UTF8 + json.dumps(record).encode())])
     done = repacked(tmp_path)
     assert (done["images"], done["copied"], done["masks"], done["dropped_masks"]) == (1, 0, 2, 1)
     found = members(tmp_path / "out" / "sa_0.tar")
