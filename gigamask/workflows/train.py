@@ -372,8 +372,8 @@ def count_processes(
         environment: Environment variables.
 
     Raises:
-        GigamaskError: `config.processes` is set for a GPU, or without a recipe that the other
-            processes can start from.
+        GigamaskError: `config.processes` is set for a GPU, without a recipe that the other
+            processes can start from, or to more than this machine can use.
     """
     import torch
 
@@ -392,6 +392,12 @@ def count_processes(
         raise GigamaskError(
             "processes > 1 needs a configuration that was made from a recipe, such as "
             "recipes.compact().with_(...)"
+        )
+    cores = os.cpu_count() or 1
+    if config.processes > max(MAX_PROCESSES, 4 * cores):
+        raise GigamaskError(
+            f"--processes {config.processes}: more than four for each of the {cores} cores of this "
+            "machine would fill its memory and gain no time"
         )
     return config.processes
 

@@ -105,14 +105,15 @@ def test_small_models_train_in_processes_of_one_thread_unless_told(
 
 
 @pytest.mark.parametrize(
-    "device, recipe, message",
+    "device, recipe, processes, message",
     [
-        ("cuda", "tiny", "--processes 2 is for training on a CPU .* use torchrun"),
-        ("cpu", "", "needs a configuration that was made from a recipe"),
+        ("cuda", "tiny", 2, "--processes 2 is for training on a CPU .* use torchrun"),
+        ("cpu", "", 2, "needs a configuration that was made from a recipe"),
+        ("cpu", "tiny", 9999, "--processes 9999: more than four for each .* its memory"),
     ],
 )
-def test_processes_that_cannot_be_started(device, recipe, message):
-    config = replace(recipes.make("tiny"), recipe=recipe, processes=2)
+def test_processes_that_cannot_be_started(device, recipe, processes, message):
+    config = replace(recipes.make("tiny"), recipe=recipe, processes=processes)
     with error_line(message):
         count_processes(config, torch.device(device), {})
     assert count_processes(replace(config, processes=1), torch.device(device), {}) == 1
