@@ -65,39 +65,43 @@ def export(
     Raises:
         GigamaskError: There is no accepted object, or the folder cannot be written.
     """
-    lines = []
-    if rows is None:
-        every, lines = project.summary(), unused(project)
-        rows = [i for i, each in enumerate(every) if each["accepted"] or each["status"] == "done"]
-        if rest := sum(each["objects"] - each["accepted"] - len(each["open"]) for each in every):
-            lines.append(f"{counted(rest, 'object')} left out: not accepted")
+    with project.exporting:  # while it lists, too: the last files have the last masks
+        lines = []
+        if rows is None:
+            every, lines = project.summary(), unused(project)
+            rows = [
+                i for i, each in enumerate(every) if each["accepted"] or each["status"] == "done"
+            ]
+            if rest := sum(
+                each["objects"] - each["accepted"] - len(each["open"]) for each in every
+            ):
+                lines.append(f"{counted(rest, 'object')} left out: not accepted")
 
-    def check() -> None:
-        if project.stopping.is_set():
-            raise StoppedError("the export was stopped; the files of the last one are kept")
+        def check() -> None:
+            if project.stopping.is_set():
+                raise StoppedError("the export was stopped; the files of the last one are kept")
 
-    skipped: dict[str, str] = {}
-    options = ExportOptions(
-        tuple(formats),
-        polygons,
-        out / TABLE if table else None,
-        images,
-        tuple(each.name for each in project.content.categories),
-        owned=True,
-        check=check,
-        skipped=skipped,
-    )
-    listed = list(_images(project, rows, only_truth, skipped))
-    if not any(each.objects for each in listed):
-        reason = f" ({next(iter(skipped.values()))})" if skipped else ""
-        raise GigamaskError(
-            f"no object is accepted that can be exported; accept one, or more{reason}"
+        skipped: dict[str, str] = {}
+        options = ExportOptions(
+            tuple(formats),
+            polygons,
+            out / TABLE if table else None,
+            images,
+            tuple(each.name for each in project.content.categories),
+            owned=True,
+            check=check,
+            skipped=skipped,
         )
+        listed = list(_images(project, rows, only_truth, skipped))
+        if not any(each.objects for each in listed):
+            reason = f" ({next(iter(skipped.values()))})" if skipped else ""
+            raise GigamaskError(
+                f"no object is accepted that can be exported; accept one, or more{reason}"
+            )
 
-    def usable() -> list[ExportedImage]:  # what a format cannot read, those after it leave out
-        return [each for each in listed if each.name not in skipped]
+        def usable() -> list[ExportedImage]:  # what a format cannot read, those after it leave out
+            return [each for each in listed if each.name not in skipped]
 
-    with project.exporting:
         written = write(usable, out, options)
         kept = usable()
         stated = [(each.name, each.masks.to_coco(), each.objects) for each in kept]
