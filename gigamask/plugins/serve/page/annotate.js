@@ -8,7 +8,7 @@ import * as queue from "./queue.js";
 import * as stage from "./stage.js";
 import { boxOf, drawBox, drawSteps } from "./marks.js";
 import { belongsTo, namesOf, takesText } from "./keys.js";
-import { $, classCounts, counted, download, loadPicture, make, request, save, showMessage, withErrorMessages } from "./parts.js";
+import { $, classCounts, counted, download, loadPicture, make, refill, request, save, showChosen, showMessage, withErrorMessages } from "./parts.js";
 import { contains, decoded, hue } from "./masks.js";
 
 const MODEL = [240, 228, 66], PREVIEW = [86, 180, 233], DRAGGED_PX = 6, NEAR_PX = 9, PREVIEW_MS = 40, LOOK_MS = 700, RETRY_MS = 1000, MOST_POINTS = 4000;
@@ -379,12 +379,12 @@ const colourOf = ({ id, category }) => categories.colour(category) ?? hue(id);
 /** Lists the objects and sets what the buttons can do. */
 function describe() {
   const one = image.objects.find(({ id }) => id === active);
-  $("a-objects").replaceChildren(...image.objects.map((each) => {
+  refill($("a-objects"), image.objects.map((each) => {
     const facts = [each.accepted ? "accepted" : each.is_open ? "proposed by the model" : "not accepted", each.is_open ? `certainty ${each.certainty.toFixed(3)}` : each.predicted_iou === null ? null : `predicted IoU ${each.predicted_iou.toFixed(3)}`].filter(Boolean).join(" · ");
     const button = make("button", { type: "button", onclick: () => { if (tool === "select") choose("point"); select(each.id); }, onpointerenter: () => { hovered = each.id; stage.draw(); }, onpointerleave: () => { hovered = null; stage.draw(); } },
       stage.thumbnail(each, colourOf(each)), make("span", {}, each.name || `${each.category} ${each.id}`, make("small", {}, facts)));
     button.setAttribute("aria-pressed", each.id === active);
-    button.dataset.accepted = each.accepted;
+    Object.assign(button.dataset, { key: each.id, accepted: each.accepted });
     return make("li", {}, button);
   }));
   $("a-empty").hidden = image.objects.length > 0;
@@ -400,12 +400,6 @@ function describe() {
   $("a-title").textContent = `${image.name}${image.held_out ? ", held out" : ""}`;
   $("a-title").title = `${image.name}, ${image.width} x ${image.height}${image.held_out ? "; held out to compare models, never trained on" : ""}`;
   showState();
-}
-
-/** Scrolls a list, and nothing around it, to its pressed button. */
-function showChosen(list) {
-  const [around, button] = [list, list.querySelector("[aria-pressed=true]")].map((each) => each?.getBoundingClientRect());
-  if (button) list.scrollTop += Math.min(0, button.top - around.top) + Math.max(0, button.bottom - around.bottom);
 }
 
 async function showEverything() {

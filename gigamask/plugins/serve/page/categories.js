@@ -1,6 +1,6 @@
 // The categories of a project: choose one for new objects, add, rename, merge, recolour and delete.
 import * as queue from "./queue.js";
-import { $, counted, make, request, showMessage, withErrorMessages } from "./parts.js";
+import { $, counted, make, refill, request, showChosen, showMessage, withErrorMessages } from "./parts.js";
 
 const COLORS = ["#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#f0e442", "#000000"];   // Okabe and Ito's
 
@@ -50,10 +50,11 @@ export function colour(name) {
 export const atKey = (digit) => categories[digit - 1] && (() => categorize(categories[digit - 1].name));
 
 function list() {
-  $("a-categories").replaceChildren(...categories.map(({ name, color }, i) => {
+  refill($("a-categories"), categories.map(({ name, color }, i) => {
     const button = make("button", { type: "button", title: `for new objects and the selected one${i < 9 ? ` (${i + 1})` : ""}`, onclick: () => categorize(name) }, make("i"), name);
     button.firstChild.style.background = color;
     button.setAttribute("aria-pressed", name === category);
+    button.dataset.key = name;
     return button;
   }));
 }
@@ -61,6 +62,7 @@ function list() {
 function categorize(name) {
   category = name;
   list();
+  showChosen($("a-categories"));
   if (editing !== null) edit(name);
   const quiet = hooks.active() === null;   // it may be meant for new objects alone
   if (!quiet || queue.busy()) hooks.act(() => hooks.active() !== null && hooks.send("assign", { objects: [hooks.active()], category: name }), quiet);

@@ -1,5 +1,5 @@
 // The list of images. Only the entries that are seen are drawn, so that it may have many thousands.
-import { $, counted, make, pictureUrl } from "./parts.js";
+import { $, counted, make, pictureUrl, refill } from "./parts.js";
 
 const ENTRY_PX = 50, BEYOND = 8, STILL_MS = 80;   // the height is that of the style sheet
 const MARKS = { done: "✓", "in progress": "◐", proposed: "✦", "not begun": "○", damaged: "!" };
@@ -66,7 +66,7 @@ function draw() {
   for (const row of rows) if (!before.has(row)) update(row);
   list.style.setProperty("--above", `${first * ENTRY_PX}px`);
   list.style.setProperty("--below", `${(order.length - last) * ENTRY_PX}px`);
-  list.replaceChildren(...drawn.values());
+  refill(list, drawn.values());
   clearTimeout(still);
   still = setTimeout(load, before.size ? STILL_MS : 0);
 }
@@ -75,7 +75,7 @@ function entry(row) {
   const picture = make("img", { alt: "" }), button = make("button", { type: "button", onclick: () => open(row) }, picture, make("span"));
   picture.onerror = () => { button.classList.add("bad"); };
   picture.onload = () => { button.classList.remove("bad"); };
-  button.dataset.row = row;
+  button.dataset.key = row;
   return make("li", {}, button);
 }
 

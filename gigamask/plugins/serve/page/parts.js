@@ -69,6 +69,19 @@ export function every(milliseconds, work) {
   setTimeout(async () => { await withErrorMessages(work)(); every(milliseconds, work); }, milliseconds);
 }
 
+/** Replaces the entries of a list; a button that has the focus keeps it, by its `data-key`. */
+export function refill(list, entries) {
+  const focused = document.activeElement, key = list.contains(focused) ? focused.dataset.key : undefined;
+  list.replaceChildren(...entries);
+  if (key !== undefined) list.querySelector(`[data-key="${CSS.escape(key)}"]`)?.focus({ preventScroll: true });
+}
+
+/** Scrolls a list, and nothing around it, to its pressed button. */
+export function showChosen(list) {
+  const [around, button] = [list, list.querySelector("[aria-pressed=true]")].map((each) => each?.getBoundingClientRect());
+  if (button) list.scrollTop += Math.min(0, button.top - around.top) + Math.max(0, button.bottom - around.bottom);
+}
+
 /** How often each class is the likeliest of masks, as words; empty without classes. */
 export function classCounts(masks) {
   const counts = new Map();
