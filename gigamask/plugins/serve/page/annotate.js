@@ -181,7 +181,7 @@ function failed(error, dropped) {
   stage.draw();
 }
 
-/** Finds out, as soon as the server answers, whether a change whose answer was lost is saved, and shows what is. */
+/** Shows what is saved, as soon as the server answers again, after the answer to a change was lost; another may have saved it. */
 async function recover() {
   if (!lost) return;   // the server has answered about an image since
   const { row, version, objects, more } = lost;
@@ -193,7 +193,7 @@ async function recover() {
   if (made) activate(made.id);
   if (more) return;   // what the page says of that one stays true
   if (fault === NOT_SAVED) fault = "";
-  showMessage("the last change is saved: only the answer of the server was lost");
+  showMessage("the answer of the server was lost; the image is shown as it is saved");
 }
 
 /** Takes the server's objects of the image. */

@@ -72,7 +72,7 @@ def page(browser, place):
 
 
 def picture(folder, number, shade):
-    Image.new("RGB", (90, 60), (shade, shade, shade)).save(folder / "photos" / f"{number}.png")
+    Image.new("RGB", (90, 60), (shade,) * 3).save(folder / "photos" / f"{number}.png")
 
 
 def polygon(page, corners):
@@ -93,8 +93,8 @@ def dot(page):
     objects(page, 1)
 
 
-def mask(folder, name):
-    return on_disk(folder, name).objects[1].mask
+def mask(folder):
+    return on_disk(folder, "0.png").objects[1].mask
 
 
 def test_corners_are_those_of_the_mask_that_is_saved(page, folder):
@@ -102,16 +102,16 @@ def test_corners_are_those_of_the_mask_that_is_saved(page, folder):
     press(page, "Enter")
     objects(page, 1)
     page.wait_for_timeout(300)  # the corners come
-    square = mask(folder, "0.png")
+    square = mask(folder)
     draw(page, (0.6, 0.6), (0.8, 0.8))
     settled(page)
-    assert mask(folder, "0.png") != square
+    assert mask(folder) != square
     tap(page, 0.2, 0.2)  # a corner, which stays where it is
     for _ in range(2):
         settled(page)
         press(page, "z")
     settled(page)
-    assert mask(folder, "0.png") == square
+    assert mask(folder) == square
     draw(page, (0.2, 0.2), (0.1, 0.1))
     settled(page)
     assert kinds(folder, "0.png") == ["polygon", "polygon"]
@@ -169,10 +169,11 @@ def test_the_next_image_is_not_one_that_is_done_and_a_replaced_one_is_said(page,
     objects(page, 1)
 
 
-def test_a_change_whose_answer_is_lost_is_saved_and_one_that_never_came_is_not(page, folder):
-    def lose(route):
-        route.abort("connectionreset")
+def lose(route):
+    route.abort("connectionreset")
 
+
+def test_a_change_whose_answer_is_lost_is_saved_and_one_that_never_came_is_not(page, folder):
     page.route("**/images/0", lose)
     page.reload()
     page.click("#a-everything")  # of no image
@@ -183,6 +184,7 @@ def test_a_change_whose_answer_is_lost_is_saved_and_one_that_never_came_is_not(p
     tap(page, 0.3, 0.5)
     page.wait_for_selector("#a-state:has-text('the last change is not saved')")
     page.unroute_all()
+    page.wait_for_selector("#toast:has-text('as it is saved')")
     objects(page, 1)
     page.route("**/stroke", lose)
     tap(page, 0.5, 0.5)
@@ -239,8 +241,7 @@ def test_two_fingers_leave_a_polygon_as_it_was(page, folder):
     x, y = at(page, 0.8, 0.8)
     fingers = [{"x": x - 90 * i, "y": y, "id": i} for i in (0, 1)]
     for kind, count in (("touchStart", 1), ("touchStart", 2), ("touchEnd", 0)):
-        touch = {"type": kind, "touchPoints": fingers[:count]}
-        screen.send("Input.dispatchTouchEvent", touch)
+        screen.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": fingers[:count]})
     with page.expect_request("**/polygon") as request:
         press(page, "Enter")
     assert len(request.value.post_data_json["rings"][0]) == 3
@@ -276,7 +277,7 @@ def test_the_loop_is_asked_again_once_it_has_answered_also_after_a_failed_list(p
     state, held = page.evaluate("async () => (await fetch('api/project/loop')).json()"), []
     state["proposing"]["running"] = True
     page.route("**/project/loop", lambda route: route.fulfill(json=state))
-    page.route("**/images?since*", lambda route: route.abort("connectionreset"))
+    page.route("**/images?since*", lose)
     with page.expect_event("requestfailed"):
         page.evaluate("location.hash = '#try'; location.hash = '#annotate'")
     with page.expect_response("**/images?since*"):
@@ -285,4 +286,4 @@ def test_the_loop_is_asked_again_once_it_has_answered_also_after_a_failed_list(p
     page.route("**/project/loop", lambda route: held.append(route))
     page.wait_for_timeout(5000)
     [route] = held
-    route.abort("connectionreset")
+    lose(route)
