@@ -403,7 +403,7 @@ function describe() {
 }
 
 async function showEverything() {
-  if (slow || !image) return;
+  if (!image) return;
   if (everything) { everything = null; $("a-both").hidden = true; stage.draw(); return; }
   const { row } = image;
   await slowly("generating masks", async () => {
@@ -420,13 +420,13 @@ async function showEverything() {
 
 /** Does what takes long, once at a time, while one goes on annotating. */
 const slowly = withErrorMessages(async (name, work) => {
+  if (slow) throw new Error(`${slow} goes on; wait for it`);
   slow = name;
   showState();
   try { await work(); } finally { slow = ""; showState(); }
 });
 
 async function exportAll() {
-  if (slow) return;
   await queue.enqueue("", () => {});   // what was done before
   await slowly("exporting", async () => {
     const wanted = JSON.parse($("a-format").value);
