@@ -81,7 +81,8 @@ class LabelImage(SourceImage):
         found = self.objects_of(read_labels(self.label, self.source, brightest=is_binary))
         if self.label.suffix != ".mat":
             black = _black_values(read_file(self.label, self.source), self.source)
-            found.notes[BLACK] = int(np.isin(black, [each["label"] for each in found.extras]).any())
+            if np.isin(black, [each["label"] for each in found.extras]).any():
+                found.notes[BLACK] = 1
         return found
 
     def objects_of(self, labels: Labels) -> Objects:
