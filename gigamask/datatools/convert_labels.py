@@ -125,7 +125,7 @@ class LabelImage(SourceImage):
         class_masks, classes = label_masks(read_labels(path, name), self.source)
         if path.suffix != ".mat":
             with open_image(read_file(path, name), ("PNG", "TIFF"), name) as label:
-                classes += voc_classes.COLOR * (label.mode == "RGB")
+                classes += voc_classes.COLOR * (label.mode[:3] == "RGB")
         image.check_size(class_masks.size, masks.size, f"{self.source}: its label image of classes")
         if not len(classes):
             return {}
@@ -235,6 +235,8 @@ def decode_labels(raw: bytes, name: str, void: int = 0, brightest: bool = False)
                     f" be {MAX_SIDE} at most; leave it out"
                 )
             pages, bits = getattr(label, "n_frames", 1), image.bits_of(label, raw)
+            if label.mode in ("LA", "RGBA") and label.getextrema()[-1] == (255, 255):
+                label = label.convert(label.mode[:-1])  # opaque
             if pages > 1 or label.mode not in (GRAY if bits > 8 else (*GRAY, "RGB")):
                 raise CorruptSampleError(
                     f"{name}: the label image is {counted(pages, 'page')} of {bits}-bit "

@@ -32,7 +32,7 @@ from gigamask.serialization import check_checksum, read_json, with_checksum
 
 DONE = "converted.json"
 """File that a complete conversion ends with."""
-FORMAT = 4
+FORMAT = 5
 """Number of what conversions write; whoever changes what they make of the same files raises it."""
 MAX_BYTES = 1 << 30
 """Largest size of the file that a conversion ends with."""

@@ -344,7 +344,7 @@ def labels() -> np.ndarray:
     return values
 
 
-@pytest.mark.parametrize("kind", ["grey", "deep", "palette", "coloured"])
+@pytest.mark.parametrize("kind", ["grey", "deep", "palette", "coloured", "opaque", "LA"])
 def test_label_images(case, kind):
     values = labels()
     case.put("a.jpg")
@@ -354,18 +354,20 @@ def test_label_images(case, kind):
     if kind == "palette":
         shown = Image.frombytes("P", (30, 20), values.tobytes())
         shown.putpalette([7] * 768)
-    if kind == "coloured":
-        shown = np.stack([values * 0, values, values // 3], -1)
+    if kind in ("coloured", "opaque"):
+        opaque = [np.full_like(values, 255)] * (kind == "opaque")
+        shown = np.stack([values * 0, values, values // 3, *opaque], -1)
+    if kind == "LA":
+        shown = Image.fromarray(values).convert("LA")
     case.label("a.png", shown)
     done = case.labels()
     assert (done["images"], done["masks"], done["renumbered"]) == (1, 2, True)
     entry = annotation.parse(case.members()["sa_0.json"], "x")
     assert np.array_equal(entry.masks.to_dense(), [values == 3, values == 200])
     found = [each["label"] for each in case.told(0)["annotations"]]
-    assert found == {
-        "deep": [900, 60000],
-        "coloured": [3 * 256 + 65536, 200 * 256 + 66 * 65536],
-    }.get(kind, [3, 200])
+    colored = [3 * 256 + 65536, 200 * 256 + 66 * 65536]
+    numbers = {"deep": [900, 60000], "coloured": colored, "opaque": colored}
+    assert found == numbers.get(kind, [3, 200])
     assert [each["id"] for each in case.told(0)["annotations"]] == [0, 1]
 
 
