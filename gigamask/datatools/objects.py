@@ -1,6 +1,7 @@
 """Images and masks of a source that is converted to shards."""
 
 import os
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,6 +21,8 @@ EMPTY = (
     "it covers no pixel of the image (coordinates are in pixels of the image); remove it or write"
     " it again"
 )
+ENDING = re.compile(r"[ _.-](cp_)?(masks?|labels?|seg|segmentation)$", re.IGNORECASE)
+"""What many programs add to the name of an image for that of its label image."""
 NO_PIXEL = "no pixel in its image"
 """Kind of such masks."""
 GROUP_BYTES, IMAGE_BYTES = 2**23, 2**18
@@ -209,10 +212,11 @@ def image_ids(names: Sequence[str]) -> tuple[list[int], bool]:
 
 def stems_of_images(stem: str) -> list[str]:
     """Return stems that the image of a file may have, the likeliest first: its own; that in the
-    folder `images` beside its folder `labels`, as in YOLO's layout; that without `labels`."""
+    folder `images` beside its folder `labels`, as in YOLO's layout; that without `labels`; and that
+    without an ending such as `_mask`."""
     before, labels, name = f"/{stem}".rpartition("/labels/")
     others = [f"{before}/images/{name}", f"{before}/{name}"] if labels else []
-    return [stem, *(each.removeprefix("/") for each in others)]
+    return [stem, *(each.removeprefix("/") for each in others), ENDING.sub("", stem)]
 
 
 def match_images(

@@ -493,6 +493,21 @@ def test_pictures_and_labels_in_one_folder(case):
         case.labels()
 
 
+def test_label_images_may_be_named_as_such(case):
+    case.pictures = case.folder / "labels"
+    for name in ("a_mask", "b-Label", "b", "c_mask_2", "d_cp_masks"):
+        case.label(f"{name}.png", labels())
+    for name in ("a", "b", "d"):
+        case.put(f"{name}.jpg")
+    done = case.labels()
+    assert [each["name"] for each in done["skipped_images"]] == ["b-Label.png", "c_mask_2.png"]
+    assert [each["image"]["source"] for each in parsed(case.out)] == [
+        "a_mask.png",
+        "b.png",
+        "d_cp_masks.png",
+    ]
+
+
 def test_unusable_label_images_are_left_out_and_named(case):
     for number in range(12):
         case.put(f"{number}.jpg")
