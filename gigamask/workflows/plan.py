@@ -41,7 +41,7 @@ from gigamask.training.config import ImageTrainConfig, item_sampler
 from gigamask.training.optim import AdamW, AdamW8bit, select_trained
 from gigamask.training.state import TrainState
 from gigamask.training.step import StepMetrics, accumulate, step
-from gigamask.workflows.plan_checks import PLACEHOLDER, check_trainable
+from gigamask.workflows.plan_checks import PLACEHOLDER, check_trainable, paths_to_come
 
 MICRO_BATCH_SHARE = 0.85
 """Largest share of the available memory that a micro-batch may be chosen to need; our choice, since
@@ -250,7 +250,7 @@ def resolve(config: ImageTrainConfig, hardware: Hardware) -> ImageTrainConfig:
     config = config.phases()[-1]
     cluster, gpu = hardware.cluster, hardware.gpu
     precision = choose_precision(config.precision, torch.device(device_of(config)))
-    checked = replace(config, data=(PLACEHOLDER,), init=config.init or PLACEHOLDER).check()
+    checked = replace(config, data=paths_to_come(config), init=config.init or PLACEHOLDER).check()
     item_sampler(checked).check(config.batch_size, cluster.size, cluster.nodes)
     if gpu is not None and device_of(config) == "cpu":
         raise GigamaskError(

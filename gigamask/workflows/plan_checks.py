@@ -54,7 +54,7 @@ def check_trainable(config: ImageTrainConfig) -> list[str]:
     is_tars = bool(data) and own is None and not assumed
     phases = config.phases()
     for phase in phases:
-        named = replace(phase, data=data if is_tars else (PLACEHOLDER,))
+        named = replace(phase, data=data if is_tars else paths_to_come(phase))
         assumed += check_phase(named, [each.out for each in phases])
     if is_tars:
         check(config.check_data, data)
@@ -64,6 +64,15 @@ def check_trainable(config: ImageTrainConfig) -> list[str]:
         if path and _is_missing(path):
             assumed.append(f"--loader.{name.replace('_', '-')} {path}: no such file or folder")
     return list(dict.fromkeys(assumed))
+
+
+def paths_to_come(config: ImageTrainConfig) -> tuple[str, ...]:
+    """Return what stands for the paths of the data, of which each may have a weight.
+
+    Args:
+        config: The training.
+    """
+    return (PLACEHOLDER,) * (len(config.data) or len(config.data_weights) or 1)
 
 
 def check_phase(config: ImageTrainConfig, earlier: Sequence[str]) -> list[str]:

@@ -5,6 +5,7 @@ import pytest
 from gigamask import config_files, recipes
 from gigamask.cli.commands.plan import PlanCommand
 from gigamask.errors import GigamaskError
+from gigamask.workflows import plan
 from gigamask.workflows.own_data import use_own_data
 from gigamask.workflows.plan_checks import check_trainable
 from gigamask.workflows.stages import make_stages
@@ -74,6 +75,14 @@ def test_weights_that_are_here_must_fit():
     with error_line(r"--model.encoder conv_pyramid"):
         check_trainable(config)
     assert check_trainable(recipes.make("compact").with_(init="starter")) == []
+
+
+def test_weights_of_data_are_planned_before_the_data_are_there():
+    run = recipes.make("tiny").with_(data_weights=(3, 1))
+    assert check_trainable(run) == []
+    assert plan.resolve(run.with_(data=("x", "y")), plan.Hardware()).data == ("x", "y")
+    with error_line(r"^--data-weights needs a number for each of 3 paths"):
+        plan.resolve(run.with_(data=("x", "y", "z")), plan.Hardware())
 
 
 def test_paths_are_set_aside_only_if_they_are_missing(scenes, tmp_path):
