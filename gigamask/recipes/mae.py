@@ -101,6 +101,7 @@ def pretraining_for(config: SamTrainConfig, steps: int | None = None) -> MAETrai
     )
     names = (
         "data",
+        "data_weights",
         "precision",
         "device",
         "seed",

@@ -55,7 +55,7 @@ def test_epochs_become_steps(tmp_path, scenes, epochs, batch_size, steps, capsys
 
 
 def test_epochs_are_those_of_the_last_stage(tmp_path, scenes):
-    own = {"wandb": "project", "tf32": True, "reduce_precision": "bf16"}
+    own = {"wandb": "project", "tf32": True, "reduce_precision": "bf16", "data_weights": (1,)}
     config = replace(little(), data=(str(scenes),), out=str(tmp_path / "run"), **own)
     flags = use_index(TrainFlags(config, epochs=45.0, stages="mae,decoder,joint"))
     assert [stage.steps for stage in stages_of(flags)[1:]] == [10, 180]
