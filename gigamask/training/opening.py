@@ -1,4 +1,4 @@
-"""What a training is about to do, in lines: its data, its model, its device, a long warm-up."""
+"""What a training is about to do, in lines: its data, its model, its device, and what is odd."""
 
 from collections.abc import Iterator
 
@@ -30,7 +30,9 @@ def lines(
     )
     total = sum(each.numel() for each in state.model.parameters())
     trained = sum(each.numel() for each in state.parameters)
-    start = f"; continues after step {state.step:,}" if state.step else "; weights are random"
+    start = "; weights are random" + " but the encoder's" * bool(state.model.pretrained_names)
+    if state.step:
+        start = f"; continues after step {state.step:,}"
     if state.loaded:
         start = (
             f"; {config.init} gave {state.loaded:,} of {len(state.model.state_dict()):,} tensors"
@@ -40,5 +42,7 @@ def lines(
     each = f" in each of {processes} processes" if processes > 1 else ""
     precision = choose_precision(config.precision, device)
     yield f"  device: {describe_device(device)}{each}, {precision}"
+    if (idle := processes - config.batch_size) > 0:
+        yield f"  {idle} processes have no sample in any step: raise --batch-size, or use fewer"
     if (warmup := getattr(config.schedule, "warmup_steps", 0)) > config.steps:
         yield f"  warm-up: {warmup:,} steps, more than --steps, so that --lr is not reached"

@@ -199,9 +199,9 @@ def _loss_history(
     """Return the saved history if it belongs to the same sampler and items, else an empty one."""
     text = f"{config.sampler!r} {source.description} {json.dumps(data)}"
     subject = blake2b(text.encode(), digest_size=16).hexdigest()
-    if saved is not None and saved.subject == subject:
-        return saved
     if saved is not None:
+        if saved.subject == subject:
+            return saved
         warnings.warn(
             f"{config.out}: its loss history belongs to another sampler or other data; "
             "starting a new one",

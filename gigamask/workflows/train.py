@@ -351,7 +351,9 @@ def opening(config: TrainConfig, epochs: float | None = None) -> str:
     if not data and (split := getattr(config, "val_split", 0)):
         data = f"--val-split {split:g} of the images"
     scores = f"evaluated on {data} every {counted(config.evaluation.interval, 'step')}"
-    start = f"from {config.phases()[0].init or 'random weights'}"
+    encoder = getattr(getattr(config, "model", None), "encoder", None)
+    kept = " but the encoder's" * getattr(encoder, "pretrained", False)
+    start = f"from {config.phases()[0].init or f'random weights{kept}'}"
     if config.has_checkpoint:
         start = "resumed"
     return (

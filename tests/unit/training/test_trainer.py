@@ -31,13 +31,21 @@ from tests.little import little
 
 
 @pytest.mark.slow
-def test_a_warm_up_that_is_longer_than_the_training_is_said(tmp_path, scenes):
+def test_what_is_odd_about_a_training_is_said(tmp_path, scenes, monkeypatch):
     run = run_in(tmp_path, scenes, steps=2, schedule=WarmupCosine(warmup_steps=3))
     state, index = TrainState.initialize(run, torch.device("cpu")), open_index(run)
     *others, last = opening.lines(run, state, index, 12, 1)
     assert last.startswith("  warm-up: 3 steps, more than --steps")
-    enough = [*opening.lines(replace(run, steps=3), state, index, 12, 1)]
+    run = replace(run, steps=3)
+    enough = [*opening.lines(run, state, index, 12, 1)]
     assert enough[1:] == others[1:]
+    assert [*opening.lines(run, state, index, 12, run.batch_size + 3)][-1].startswith(
+        "  3 processes have no sample in any step"
+    )
+    assert enough[1].endswith("; weights are random")
+    monkeypatch.setattr(type(state.model), "pretrained_names", ("image_encoder.backbone.",))
+    trained = [*opening.lines(run, state, index, 12, 1)]
+    assert trained[1].endswith("; weights are random but the encoder's")
 
 
 class Pipe:

@@ -41,13 +41,16 @@ def test_metrics_are_those_that_count(tmp_path):
 @pytest.mark.parametrize(
     "epochs, batch_size, steps", [(1.0, 3, 4), (1.0, 5, 3), (2.5, 4, 8), (0.01, 12, 1)]
 )
-def test_epochs_become_steps(tmp_path, scenes, epochs, batch_size, steps, capsys):
+def test_epochs_become_steps(tmp_path, scenes, epochs, batch_size, steps, capsys, monkeypatch):
     config = replace(
         little(), data=(str(scenes),), out=str(tmp_path / "run"), batch_size=batch_size
     )
     assert steps_for_epochs(config, epochs) == (steps, 12)
     assert f": {epochs:g} epochs of {batch_size} samples" in opening(config, epochs)
     assert opening(config).endswith("without --evaluation.data")
+    assert ", from random weights: " in opening(config)
+    monkeypatch.setattr(type(config.model.encoder), "pretrained", True)
+    assert ", from random weights but the encoder's: " in opening(config)
     assert "evaluated on --val-split 0.2 of " in opening(replace(config, val_split=0.2))
     flags = use_index(TrainFlags(config, epochs=epochs))
     assert flags == TrainFlags(replace(config, steps=steps))
