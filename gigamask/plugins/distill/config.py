@@ -207,7 +207,6 @@ class DistillTrainConfig(Taught, SamTrainConfig):
         from gigamask.models.pretrained import load_sam
         from gigamask.plugins.distill.distillation import FeatureTask, PromptTask, Teacher
         from gigamask.plugins.distill.teachers import check_student, planned_teacher
-        from gigamask.training.tasks import SamTask
 
         precision, cache = choose_precision(self.precision, device), None
         is_planned = device.type == "meta"
@@ -222,16 +221,8 @@ class DistillTrainConfig(Taught, SamTrainConfig):
         teacher = Teacher(model.to(device), precision, cache)
         if self.phase == "features":
             return FeatureTask(teacher, precision)
-        task = cast(SamTask, super().task(device))
         return PromptTask(
-            task.schedule,
-            task.loss,
-            task.masks_per_chunk,
-            precision,
-            task.full_resolution,
-            task.mining,
-            teacher=teacher,
-            iou_weight=self.teacher_iou_weight,
+            **vars(super().task(device)), teacher=teacher, iou_weight=self.teacher_iou_weight
         )
 
     @property
