@@ -20,14 +20,18 @@ from gigamask.errors import GigamaskError, check_range
 ATTEMPTS = 2
 """How often a task is started before its error is reported."""
 
+FLAGS = "partition gpus time container mounts sbatch folder nodes jobs parallel"
+"""Flags that begin with submit, and have no effect without it."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class SubmitOptions:
     """Where a command runs, and with what; each field is a flag."""
 
     heading: ClassVar[str] = "on a cluster"
+    needs_flags: ClassVar = dict.fromkeys(map("submit_".__add__, FLAGS.split()), "submit")
 
-    submit: Literal["none", "local", "slurm"] = "none"
+    submit: Literal["none", "local", "slurm"] | None = None
     """slurm submits the command as a job, local runs the same plan on this machine
     (docs/plugins/cluster/index.md)"""
     submit_partition: str | None = None
@@ -50,7 +54,7 @@ class SubmitOptions:
     @property
     def is_elsewhere(self) -> bool:
         """Whether the flags ask to submit the command."""
-        return self.submit != "none"
+        return self.submit in ("local", "slurm")
 
     def check_submission(self) -> None:
         """Raise `GigamaskError` if a value is invalid."""

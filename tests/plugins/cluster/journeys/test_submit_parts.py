@@ -192,6 +192,7 @@ def test_sigterm_stops_the_parts(where, inputs, slurm):
         (f"{TRAIN} slurm --submit-sbatch --account=x", "--account"),
         (f"{TRAIN} slurm --submit-folder 'a b'", "cannot write logs"),
         (f"{TRAIN} pbs", "--submit must be one of none, local, slurm"),
+        ("verify {0}/tars --submit-jobs 4", "--submit-jobs: has no effect without --submit"),
         ("verify {0}/tars --part join/1@{0}/changed", "the data changed meanwhile"),
     ],
 )
