@@ -182,11 +182,12 @@ def _curves(truth: dict, detections: dict, protocol: CocoProtocol) -> dict[str, 
     precision, recall = [], []
     for first in range(0, len(classes), at_once):
         group = classes[first : first + at_once]
+        members = {*group}
         found = {
             record["image_id"]
             for data in (truth, detections)
             for record in data["annotations"]
-            if record["category_id"] in set(group)
+            if record["category_id"] in members
         }
         evaluation.params.catIds, evaluation.params.imgIds = group, sorted(found)
         evaluation.evaluate()
