@@ -62,7 +62,7 @@ def path_list(paths: Paths) -> tuple[str, ...]:
     for path in listed:
         if not isinstance(path, str | os.PathLike):
             raise GigamaskError(f"{path!r:.60} is not a path, nor a list of paths")
-    return tuple(map(str, listed))
+    return tuple(os.fspath(path) for path in listed)
 
 
 class ByteRange(NamedTuple):
@@ -136,7 +136,7 @@ def stat(path: str) -> FileStat:
 def stat_all(paths: Sequence[str]) -> list[FileStat]:
     """Return `stat` of each path; remote files are queried concurrently."""
     if not any(map(is_remote, paths)):
-        return [stat(path) for path in paths]
+        return list(map(stat, paths))
     with ThreadPoolExecutor(MAX_CONCURRENT) as threads:
         return list(threads.map(stat, paths))
 

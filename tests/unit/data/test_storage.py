@@ -48,6 +48,11 @@ def test_what_is_a_url():
     )
 
 
+def test_paths_of_other_classes(served):
+    with os.scandir(served) as entries:
+        assert storage.path_list(entries) == tuple(map(str, served.iterdir()))
+
+
 def test_what_is_no_path_is_named_briefly():
     with error_line(r"^\{1: 'x{55} is not a path"):
         storage.path_list([{1: "x" * 99}])
