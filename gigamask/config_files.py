@@ -252,7 +252,7 @@ def _parse(
         contents: Files that were read already, and what `read_config` returned.
     """
     names, words = _take(parser.split(arguments), registry.kinds())
-    paths = [path for flag, values in words if flag == "config" for path in values]
+    paths = [path for flag, values in words if flag == "config" for path in values or ["--config"]]
     words = [each for each in words if each[0] != "config"]  # which may be given twice
     files = [*contents, *((path, read_config(path)) for path in paths)]
     config, stated = _choose([*files, ("", names)], config)
@@ -554,7 +554,7 @@ def load_config(folder: str, trust: bool = False) -> TrainConfig:
     if not path.exists():
         stages = sorted(Path(folder).glob(f"*/{CONFIG}"), key=os.path.getmtime)
         act = f"pass a run folder, or start a run there with RECIPE --out {folder}"
-        if (above := run_folder_of(f"{folder}/step")) is not None:
+        if above := run_folder_of(f"{folder}/step"):
             act = f"pass {above}"
         if stages:
             act = f"pass one of its runs: {', '.join(str(stage.parent) for stage in stages)}"
@@ -606,4 +606,4 @@ def config_of_weights(path: str, trust: bool = False) -> TrainConfig | None:
         The configuration; None for weights that are not in a run folder.
     """
     folder = run_folder_of(path)
-    return None if folder is None else load_config(str(folder), trust)
+    return load_config(str(folder), trust) if folder else None

@@ -118,6 +118,8 @@ def test_the_last_file_counts_by_whichever_name_of_a_flag(tmp_path):
 def test_files_that_are_not_a_configuration(tmp_path):
     with error_line(r"none.yaml.*No such file or directory"):
         read_config(str(tmp_path / "none.yaml"))
+    with error_line("--config: cannot be read"):  # an unset shell variable
+        parse_train(["tiny", "--config", "--steps", "2"])
     (tmp_path / "bad.yaml").write_text("a: [")
     with error_line(r"bad.yaml"):
         read_config(str(tmp_path / "bad.yaml"))
