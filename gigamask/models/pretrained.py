@@ -161,7 +161,7 @@ def load_sam(
     model.pixel_mean, model.pixel_std = (
         torch.tensor(values).view(-1, 1, 1) for values in used.pixel_scale
     )
-    return model.eval()
+    return model.to(model.device).eval()
 
 
 def _warn_of_conflict(config: SamConfig, own: SamConfig, source: str | Path) -> None:

@@ -95,7 +95,7 @@ def read_file(file: Path) -> tuple[State, ModelConfig | None]:
     if lora.has_adapters(state):
         return lora.merge(state, _read_base(file), str(file)), config
     found = (family.from_others(state, config, file) for family in families())
-    return next((each for each in found if each is not None), (state, config))
+    return next((each for each in found if each), (state, config))
 
 
 def _read_base(file: Path) -> State:

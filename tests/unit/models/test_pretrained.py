@@ -31,6 +31,12 @@ def assert_equal(model: Sam, other: Sam) -> None:
     assert all(torch.equal(others[name], value) for name, value in weights.items())
 
 
+def test_a_loaded_model_is_whole_on_the_default_device():
+    with torch.device("meta"):
+        loaded = Sam.from_pretrained("starter")
+    assert {each.device.type for each in [*loaded.parameters(), *loaded.buffers()]} == {"meta"}
+
+
 @pytest.mark.slow
 def test_a_saved_folder_loads_equal_and_leaves_the_global_random_state(model, tmp_path):
     model.save_pretrained(tmp_path / "new" / "folder")
