@@ -90,7 +90,7 @@ class AutomaticMaskConfig:
             )
 
         check_tiles(self.tile, self.halo)
-        if self.tile is not None and self.crop_n_layers:
+        if self.tile and self.crop_n_layers:
             raise GigamaskError(
                 f"crop_n_layers {self.crop_n_layers} cannot be combined with tile {self.tile}: "
                 "leave one of them out"

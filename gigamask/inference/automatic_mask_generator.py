@@ -230,7 +230,7 @@ class SamAutomaticMaskGenerator:
         """
         image = pixels_of(image, "image", self.predictor.model.config.pixels)
         size = image.shape[:2]
-        if self.tile is not None and max(size) > self.tile:
+        if self.tile and max(size) > self.tile:
             grid = TileGrid(size, self.tile, check_tiles(self.tile, self.halo))
             return self._process_tiles(image, grid, progress)
         crops = generate_crop_boxes(size, self.crop_n_layers, self.crop_overlap_ratio)

@@ -134,16 +134,13 @@ class SamPredictor:
         if not len(images):
             raise GigamaskError("no image to embed: pass at least one")
         self.reset_image()  # should one be refused, prompts do not refer to the image before
-        resized, pixels = [], []
+        pixels = []
         for number, image in enumerate(images):
             seen = pixels_of(image, f"image {number}", self.model.config.pixels)
             given = "RGB" if isinstance(image, str | Path) else image_format
             pixels.append(seen if given == self.model.image_format else seen[..., ::-1])
-            if self._tile is None:
-                small = self.transform.apply_image(pixels[-1])
-                resized.append(torch.from_numpy(small).permute(2, 0, 1)[None])
         transforms = [self.transform.image_transform(each.shape[:2]) for each in pixels]
-        if self._tile is not None:
+        if self._tile:
             self._images = [(None, transform) for transform in transforms]
             self.crop_decoders = [
                 TileDecoder(
@@ -156,6 +153,8 @@ class SamPredictor:
             ]
             self.select(0)
             return
+        small = map(self.transform.apply_image, pixels)
+        resized = [torch.from_numpy(each).permute(2, 0, 1)[None] for each in small]
         _embed(self, resized, transforms)
 
     def set_torch_image(
@@ -171,7 +170,7 @@ class SamPredictor:
         Raises:
             GigamaskError: The image has another shape, or the predictor has tiles.
         """
-        if self._tile is not None:
+        if self._tile:
             raise GigamaskError(
                 "tile crops the image before it is resized: call set_image instead of "
                 "set_torch_image, or make the predictor without tile"
@@ -242,7 +241,9 @@ class SamPredictor:
         size = _transform_of(self).original
         points = labels = boxes = mask_logits = None
         if point_coords is not None:
-            coords = self.transform.apply_coords(as_array(point_coords), size)
+            coords = as_array(point_coords)
+            if coords.shape[-1:] == (2,):  # `make_prompts` refuses others
+                coords = self.transform.apply_coords(coords, size)
             points = torch.as_tensor(coords)[None].float()
         if point_labels is not None:
             labels = torch.from_numpy(as_array(point_labels).astype(np.float64))[None]

@@ -213,11 +213,22 @@ POINT, LABEL = np.array([[1, 2]]), np.array([1])
         ({"box": np.array([1, np.nan, 3, 4])}, r"boxes .*NaN"),
         ({"point_coords": POINT * np.inf, "point_labels": LABEL}, r"point_coords .*NaN"),
         ({"mask_input": np.full((1, 32, 32), np.nan)}, r"mask_input .*NaN"),
+        ({"point_coords": np.array([]), "point_labels": np.array([])}, r"x 2 .*got 1 x 0 and"),
+        ({"point_coords": np.ones((1, 3)), "point_labels": LABEL}, r"x 2 .*got 1 x 1 x 3 and"),
     ],
 )
 def test_invalid_input_is_a_one_line_error(predictor, words, message):
     with error_line(message):
         predictor.predict(**words)
+
+
+def test_the_default_dtype_of_a_program_changes_nothing(predictor):
+    expected = asked(predictor)
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert_same(asked(predictor), expected)
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
 @pytest.mark.parametrize("box", [(9, 2, 3, 4), (0.1, 0.2, 0.9, 0.8)])
