@@ -73,3 +73,9 @@ def test_training_leaves_out_what_is_bad_and_says_it_once(tmp_path, capsys):
         r"[12] of \d+ samples .* more than 0.0%; .*--max-bad-fraction",
         capsys.readouterr().err,
     )
+
+
+def test_a_tar_without_images_is_no_success(tmp_path, capsys):
+    tar.write(tmp_path / "t.tar", [("readme.txt", b"")])
+    assert exit_code(f"verify {tmp_path}") == 2
+    assert "there is no image" in capsys.readouterr().err

@@ -81,6 +81,7 @@ class VerifyCommand(PartOptions):
             f"{counts['bad_samples']} of {samples} samples are bad" if found["bad_members"] else "",
             f"{counts['broken_tars']} of {tars} broken" if counts["broken_tars"] else "",
             "the index does not match its tars" if stale else "",
+            "" if samples or counts["broken_tars"] else "there is no image",
         ]
         if any(faults):
             act = (
