@@ -56,6 +56,7 @@ def test_save_read_load_gives_the_same_model(model, tmp_path):
     [
         lambda state: state,
         lambda state: {"model": state, "step": 3},
+        lambda state: {"model_state_dict": state, "epoch": 3, "loss": 0.5},
         lambda state: {
             "state_dict": {f"model.module.{name}": value for name, value in state.items()}
         },
