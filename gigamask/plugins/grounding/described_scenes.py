@@ -179,20 +179,21 @@ def write(
     Raises:
         GigamaskError: A number is out of range, or a shard exists with other images.
     """
-    new: list[Query] = []
+    found: dict[int, list[Query]] = {}  # a scene may be composed twice, to compare it with a tar
 
     def compose(seed: int, number: int, long_side: tuple[int, int]) -> SyntheticScene:
         described = compose_scene(seed, number, long_side)
-        for text, targets, kind in described.queries:
-            masks = tuple(sorted(described.masks[list(targets)].tolist()))
-            new.append(
-                Query(f"sa_{number // shard_images:06d}.tar", f"sa_{number}.jpg", text, masks, kind)
-            )
+        tar, image = f"sa_{number // shard_images:06d}.tar", f"sa_{number}.jpg"
+        found[number] = [
+            Query(tar, image, text, tuple(sorted(described.masks[list(targets)].tolist())), kind)
+            for text, targets, kind in described.queries
+        ]
         return described.scene
 
     paths = write_scenes(
         folder, images, seeded(compose, seed, long_side), shard_images, first, progress
     )
+    new = [query for number in sorted(found) for query in found[number]]
     path, tars = Path(folder) / QUERIES, {path.name for path in paths}
     others = (
         [query for query in queries.read(path) if query.tar not in tars] if path.exists() else []
