@@ -54,16 +54,24 @@ def _is_kept(number: int) -> bool:
     return handler in (None, signal.SIG_IGN) or (is_foreign and not is_common)
 
 
-def discard_if_closed(stream: Any) -> bool:
-    """Return whether a pipe's reader or a terminal has gone; if so, discard what is written."""
+def discard_if_closed(stream: Any, is_full: bool = False) -> bool:
+    """Discard what is written to a pipe or terminal that has closed, or to a full disk.
+
+    Args:
+        stream: Standard output or standard error.
+        is_full: Whether its disk is full.
+
+    Returns:
+        Whether it is discarded.
+    """
     try:
         number, output = stream.fileno(), select.poll()
     except (OSError, AttributeError):  # not a file, as in a notebook; Windows
         return False
     output.register(number, 0)
     closed = any(event & (select.POLLERR | select.POLLHUP) for _, event in output.poll(0))
-    if closed:
+    if is_full or closed:
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, number)
         os.close(null)
-    return closed
+    return is_full or closed

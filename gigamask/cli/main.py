@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import signal
@@ -21,6 +22,8 @@ INTERRUPTED = 75
 """Exit code (EX_TEMPFAIL) of an interrupted and saved run; the same command resumes it."""
 SIGNALED = 128
 """A command that a signal ended exits with this plus the signal's number, as in a shell."""
+UNNAMED = {errno.ENOSPC: "an output", errno.ENOENT: "the working directory"}
+"""What errors without a file name are about: a write to an open file, and a folder that is gone."""
 PIPE_CLOSED = 141
 """Exit code that a shell reports for a program ended by SIGPIPE."""
 
@@ -54,7 +57,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         if argv is None:
-            with suppress(AttributeError):  # none, or another object
+            open_missing_streams()
+            with suppress(AttributeError):  # another object
                 # For names that the encoding of a file or a pipe lacks.
                 sys.stdout.reconfigure(errors="backslashreplace")  # pyrefly: ignore
         context = copy_context()
@@ -76,11 +80,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         return PIPE_CLOSED
     except OSError as error:  # a full disk, a folder without write permission
-        if error.filename is None:
+        name = error.filename or UNNAMED.get(error.errno)
+        if name is None:
             raise
+        discard_if_closed(sys.stdout, is_full=error.filename is None)
         is_file = isinstance(error, FileExistsError | NotADirectoryError)
         act = "give a folder" if is_file else "check the path, its permissions and the disk"
-        print_line(f"{error.filename}: {error.strerror}; {act}")
+        print_line(f"{name}: {error.strerror}; {act}")
         return 2
     except KeyboardInterrupt as interrupt:
         if isinstance(failure := interrupt.__context__, GigamaskError):  # it was being cleaned up
@@ -96,6 +102,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         print_line(line)
         traceback.print_exception(error)
         return 1
+
+
+def open_missing_streams() -> None:
+    """Open the standard streams that this process was started without, so that a file which it
+    opens is not taken for one of them."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))
 
 
 @contextmanager

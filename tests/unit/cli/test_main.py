@@ -2,6 +2,7 @@
 
 import io
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -37,6 +38,28 @@ def test_a_closed_pipe_ends_a_command_quietly():
     )
     os.close(writer)
     assert (done.returncode, done.stderr) == (main.PIPE_CLOSED, b"")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "streams, code, line",
+    [
+        ("<&- >&- 2>&-", 0, ""),
+        (">/dev/full", 2, "an output: No space left on device; check"),
+    ],
+)
+def test_streams_that_are_missing_or_full(tmp_path, streams, code, line):
+    command = f"{shlex.quote(sys.executable)} -m gigamask synth out --images 2 {streams}"
+    done = subprocess.run(command, shell=True, cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, line in done.stderr) == (code, True)
+    assert (tmp_path / "out" / "sa_000000.tar").exists()
+
+
+def test_a_working_directory_that_is_gone(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    tmp_path.rmdir()
+    assert main.main(["index", "a.tar", "--out", "x"]) == 2
+    assert "gigamask: the working directory: No such file" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
