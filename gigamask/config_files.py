@@ -401,9 +401,14 @@ def read_config(path: str) -> dict[str, Any]:
     """
     found = flatten_yaml(read_yaml(path), path)
     return {
-        name: expand_home(value) if isinstance(value, str) else [*map(expand_home, value)]
+        name: _value_of(value) if isinstance(value, str) else [*map(expand_home, value)]
         for name, value in found.items()
     }
+
+
+def _value_of(text: str) -> str:
+    """Return a value of a YAML file: null in one spelling, and the home folder in place of `~/`."""
+    return "null" if text in ("~", "Null", "NULL") else expand_home(text)
 
 
 class _Dumper(yaml.SafeDumper):

@@ -82,9 +82,10 @@ def test_numbers_may_lack_digits_beside_their_point():
 @pytest.mark.slow
 def test_files_know_the_home_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
-    (tmp_path / "home.yaml").write_text("out: ~/run\ndata: [~/a, b]")
+    (tmp_path / "home.yaml").write_text("out: ~/run\ndata: [~/a, b]\nprocesses: ~")
     run = parse_train(["tiny", "--config", str(tmp_path / "home.yaml")]).run
     assert (run.out, run.data) == (f"{tmp_path}/run", (f"{tmp_path}/a", "b"))
+    assert run.processes is None, "of itself, ~ is null in YAML"
 
 
 def test_files_come_before_flags_and_may_nest(tmp_path):
