@@ -29,7 +29,8 @@ def pair_names(
 ) -> list[int | str]:
     """Find the file that each of several names means.
 
-    The first candidate that a file has counts, by its bytes rather than by its composed form. If
+    The first candidate that a file has counts, by its bytes rather than by its composed form; if no
+    file has one, the first that a file has in other letters' cases, as Windows knows no others. If
     several names claim a file, the best claim wins, or none.
 
     Args:
@@ -41,21 +42,24 @@ def pair_names(
     Returns:
         For each item, the index of its file, or what is wrong.
     """
-    exact, composed = defaultdict(list), defaultdict(list)
+    exact, composed, folded = defaultdict(list), defaultdict(list), defaultdict(list)
     for i, name in enumerate(available):
         exact[name].append(i)
         composed[compose(name)].append(i)
+        folded[compose(name).casefold()].append(i)
     claims: dict[int, list[tuple[tuple[bool, int, bool], int]]] = defaultdict(list)
     results: list[int | str] = [NO_FILE] * len(wanted)
     for item, names in enumerate(wanted):
-        for rank, name in enumerate(names):
-            found = exact.get(name) or composed.get(compose(name)) or []
+        candidates = [exact.get(name) or composed.get(compose(name)) or [] for name in names]
+        candidates += [folded.get(compose(name).casefold(), []) for name in names]
+        for rank, found in enumerate(candidates):
+            is_exact = rank < len(names) and names[rank] in exact
             if len(found) > 1:
                 results[item] = f"{len(found)} files have its name"
             elif found:
                 path = PurePosixPath(available[found[0]])
                 is_other_stem = bool(stems) and compose(stems[item]) != compose(path.stem)
-                claims[found[0]].append(((name not in exact, rank, is_other_stem), item))
+                claims[found[0]].append(((not is_exact, rank, is_other_stem), item))
             if found:
                 break
     for file, ranked in claims.items():

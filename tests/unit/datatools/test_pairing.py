@@ -17,6 +17,13 @@ def test_bytes_come_before_composed_forms():
     assert pair_names([[DECOMPOSED]], [COMPOSED]) == [0]
 
 
+def test_other_cases_of_letters_come_last():
+    assert pair_names([["0.JPG"], ["1.jpg"]], ["0.jpg", "1.JPG"]) == [0, 1]
+    assert pair_names([["a/X.jpg", "X.jpg"]], ["A/x.jpg", "X.jpg"]) == [1]
+    assert pair_names([["x.JPG"], ["x.jpg"]], ["x.jpg"])[1] == 0
+    assert pair_names([["X.jpg"]], ["x.jpg", "x.JPG"]) == ["2 files have its name"]
+
+
 def test_no_file_is_paired_twice():
     first, second = pair_names([[DECOMPOSED], [COMPOSED]], [COMPOSED])
     assert second == 0
