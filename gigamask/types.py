@@ -461,8 +461,9 @@ class Prompts:
         return (is_corner if self.token_mask is None else is_corner & self.token_mask).any(1)
 
     def to(self, device: torch.device) -> "Prompts":
-        """Return the prompts on `device`."""
-        return map_tensors(lambda each: each.to(device), self)
+        """Return the prompts on `device`; Apple's GPUs lack float64."""
+        narrow = {torch.float64: torch.float32} if device.type == "mps" else {}
+        return map_tensors(lambda each: each.to(device, narrow.get(each.dtype)), self)
 
     def select(self, index: Int64[Tensor, "R"]) -> "Prompts":
         """Return the prompts of some masks.

@@ -2,9 +2,9 @@
 does.
 
 They belong to torch's backend for other devices, so that autograd takes them; their `device` says
-`cuda:0`, so that code takes its way for GPUs. Autocast has CUDA's rules. A backend is registered
-for the life of a process, and autograd must not have run before: use it in a process of its own,
-as `tests/device/test_absent_gpu.py` does.
+`cuda:0`, so that code takes its way for GPUs, or `mps:0`, which has no float64. Autocast has CUDA's
+rules. A backend is registered for the life of a process, and autograd must not have run before: use
+it in a process of its own, as `tests/device/test_absent_gpu.py` does.
 """
 
 import contextlib
@@ -20,13 +20,13 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import backend_registration
 from torch.utils._python_dispatch import TorchDispatchMode
 
-GPU = torch.device("cuda:0")
 AUTOCAST = torch._C.DispatchKey.AutocastPrivateUse1
 aten = torch.ops.aten
 COPIES = {aten._to_copy.default, aten.copy_.default, aten._foreach_copy_.default}
 """Operators that take tensors of both devices."""
 INDEXING = {aten.index.Tensor, aten.index_put_.default, aten._index_put_impl_.default}
-"""Operators whose second argument may be on the CPU."""
+"""Operators whose second argument may be on the CPU, from where it is copied; of bools, the CPU
+reads how many there are."""
 WAITING = {
     aten._local_scalar_dense.default,
     aten.nonzero.default,
@@ -54,12 +54,14 @@ class GpuTensor(Tensor):
     """Claims to be on the GPU; `held` has its values."""
 
     held: Tensor
-    device = property(lambda self: GPU)
-    is_cuda = property(lambda self: True)
+    device = property(lambda self: AbsentGpu.active.device)
+    is_cuda = property(lambda self: self.device.type == "cuda")
     __torch_function__ = torch._C._disabled_torch_function_impl
 
     @staticmethod
     def __new__(cls, held: Tensor) -> "GpuTensor":
+        if held.dtype == torch.float64 and AbsentGpu.active.device.type == "mps":
+            raise TypeError("the MPS framework doesn't support float64")
         tensor = Tensor._make_wrapper_subclass(
             cls,
             held.shape,
@@ -84,14 +86,15 @@ class AbsentGpu(TorchDispatchMode):
     """Computes on the GPU while it is entered.
 
     Attributes:
+        device: What its tensors say that their device is.
         waits: Where the CPU waited for the GPU, as module:line of gigamask's code.
     """
 
     active: "AbsentGpu"
 
-    def __init__(self) -> None:
+    def __init__(self, kind: str) -> None:
         super().__init__()
-        self.waits: list[str] = []
+        self.device, self.waits = torch.device(kind, 0), list[str]()
         self.operators = 0
         AbsentGpu.active = self
 
@@ -110,15 +113,16 @@ class AbsentGpu(TorchDispatchMode):
             on_gpu = isinstance(args[0], GpuTensor)
         device = kwargs.get("device")
         if device is not None and torch.device(device).type != "meta":
-            on_gpu = torch.device(device).type in ("absent", "cuda")
+            on_gpu = torch.device(device).type in ("absent", self.device.type)
             kwargs = {**kwargs, "device": torch.device("cpu")}
-        reads_bools = func in INDEXING and any(
-            each is not None and each.dtype == torch.bool for each in args[1]
+        is_indexed_slowly = func in INDEXING and any(
+            each is not None and (each.dtype == torch.bool or not isinstance(each, GpuTensor))
+            for each in args[1]
         )
         is_copied_here = not here and on_gpu and func is aten._to_copy.default
         if is_copied_here and not kwargs.get("non_blocking"):
             self.waits.append(_line_of_gigamask())
-        if here and (func in WAITING or reads_bools or not on_gpu):
+        if here and (func in WAITING or is_indexed_slowly or not on_gpu):
             self.waits.append(_line_of_gigamask())
         result = func(
             *_mapped(_held, args), **{name: _mapped(_held, each) for name, each in kwargs.items()}
@@ -157,7 +161,7 @@ class AbsentGpu(TorchDispatchMode):
 
 
 class _Names(TorchFunctionMode):
-    """Translates cuda in the arguments of torch's functions, which would look for a driver."""
+    """Translates the GPU in the arguments of torch's functions, which would look for a driver."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         if func is torch.device:
@@ -166,7 +170,7 @@ class _Names(TorchFunctionMode):
         if func is Tensor.pin_memory:
             return args[0]
         if func is Tensor.cuda:
-            func, args = Tensor.to, (*args[:1], GPU)
+            func, args = Tensor.to, (*args[:1], torch.device("absent:0"))
         return func(*map(_translated, args), **kwargs)
 
 
@@ -186,10 +190,11 @@ def _mapped(function: Callable[[Any], Any], values: Any) -> Any:
 
 
 def _translated(value: Any) -> Any:
-    is_cuda = (isinstance(value, torch.device) and value.type == "cuda") or (
-        isinstance(value, str) and value.partition(":")[0] == "cuda"
+    kind = AbsentGpu.active.device.type
+    is_gpu = (isinstance(value, torch.device) and value.type == kind) or (
+        isinstance(value, str) and value.partition(":")[0] == kind
     )
-    return torch.device("absent:0") if is_cuda else value
+    return torch.device("absent:0") if is_gpu else value
 
 
 def _held(value: Any) -> Any:
@@ -215,8 +220,13 @@ class _Backend(backend_registration._DummyBackendModule):
 
 
 @contextlib.contextmanager
-def absent_gpu() -> Iterator[AbsentGpu]:
-    """Let torch have one GPU, also in threads that are started; only once in a process."""
+def absent_gpu(kind: str = "cuda") -> Iterator[AbsentGpu]:
+    """Let torch have one GPU, also in threads that are started; only once in a process.
+
+    Args:
+        kind: "cuda" or "mps".
+    """
+    gpu, run = AbsentGpu(kind), threading.Thread.run
     backend_registration._setup_privateuseone_for_python_backend("absent", _Backend())
     libraries = _register_autocast()
     torch._C._set_only_lift_cpu_tensors(True)
@@ -228,8 +238,8 @@ def absent_gpu() -> Iterator[AbsentGpu]:
     event = types.SimpleNamespace(record=lambda: None, synchronize=lambda: None)
     chip = types.SimpleNamespace(name="absent", major=9, minor=0, total_memory=80 * 2**30)
     for name, value in {
-        "is_available": True,
-        "device_count": 1,
+        "is_available": kind == "cuda",
+        "device_count": int(kind == "cuda"),
         "current_device": 0,
         "set_device": None,
         "synchronize": None,
@@ -243,7 +253,7 @@ def absent_gpu() -> Iterator[AbsentGpu]:
         "_lazy_init": None,
     }.items():
         setattr(torch.cuda, name, lambda *args, value=value, **kwargs: value)
-    gpu, run = AbsentGpu(), threading.Thread.run
+    torch.backends.mps.is_available = lambda: kind == "mps"
 
     def run_on_gpu(thread: threading.Thread) -> None:
         with _Names(), gpu:
@@ -257,7 +267,7 @@ def absent_gpu() -> Iterator[AbsentGpu]:
 
 def _renamed(function: Callable[..., Any]) -> Callable[..., Any]:
     return lambda device, *args, **kwargs: function(
-        "absent" if device == "cuda" else device, *args, **kwargs
+        "absent" if device == AbsentGpu.active.device.type else device, *args, **kwargs
     )
 
 

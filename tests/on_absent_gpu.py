@@ -41,30 +41,42 @@ text_models""".split()
 """Modules that copy to and from the GPU besides the steps: models, what is saved, features."""
 
 
-def run_all(module: str, scenes: str, described: str, out: str) -> None:
+def run_all(module: str, scenes: str, described: str, out: str, kind: str) -> None:
     """Write what each case returned, or its error, and where it waited to results.json."""
     data, folder, results = Data(Path(scenes), Path(described)), Path(out), {}
-    with absent_gpu() as gpu:
-        for name, case in import_module(module).CASES.items():
+    with absent_gpu(kind) as gpu:
+        cases = import_module(module)
+        for name in getattr(cases, "ON_MPS", cases.CASES) if kind == "mps" else cases.CASES:
+            case = cases.CASES[name]
             try:
                 gpu.waits.clear()
                 gpu.operators = 0
-                results[name] = {"numbers": case(data, folder / name, "cuda")}
+                results[name] = {"numbers": case(data, folder / name, kind)}
                 results[name]["waits"] = dict(Counter(gpu.waits))
                 results[name]["operators"] = gpu.operators
             except Exception:
                 results[name] = {"error": traceback.format_exc()}
         try:
-            torch.zeros(2, device="cuda") + torch.zeros(2)
+            torch.zeros(2, device=kind) + torch.zeros(2)
         except DeviceError:
             results["mixed"] = "refused"
     (folder / "results.json").write_text(json.dumps(results))
 
 
-def run_cases(module: str, data: Data, folder: Path) -> dict[str, Any]:
-    """Run the cases of a module in a process of their own, and return what each returned."""
+def run_cases(module: str, data: Data, folder: Path, kind: str = "cuda") -> dict[str, Any]:
+    """Run the cases of a module in a process of their own, and return what each returned.
+
+    Args:
+        module: Name of the module.
+        data: What the cases read.
+        folder: Where they write.
+        kind: Kind of the GPU, "cuda" or "mps"; the latter runs those in `ON_MPS` alone, if the
+            module has that.
+    """
     code = "import sys; from tests.on_absent_gpu import run_all; run_all(*sys.argv[1:])"
-    subprocess.run([sys.executable, "-c", code, module, *map(str, data), str(folder)], check=True)
+    subprocess.run(
+        [sys.executable, "-c", code, module, *map(str, (*data, folder)), kind], check=True
+    )
     return json.loads((folder / "results.json").read_text())
 
 

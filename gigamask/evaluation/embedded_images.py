@@ -21,6 +21,7 @@ from gigamask.errors import CorruptSampleError, check_range
 from gigamask.inference.amg_config import check_tiles
 from gigamask.inference.tile_decoder import TileDecoder
 from gigamask.inference.tiles import TileGrid
+from gigamask.masks.devices import widest
 from gigamask.masks.transforms import ImageTransform, whole_image
 from gigamask.models.configs import SamConfig
 from gigamask.models.embedding_cache import ImageEmbedder
@@ -87,8 +88,8 @@ class EmbeddedImage:
         boxes_input = self.transform.boxes_to_input(boxes_xyxy.astype(np.float32))
         boxes = torch.from_numpy(boxes_input).float().to(device)
         cell_xy = self.transform.scale_xy
-        scale_xy = torch.tensor(cell_xy, dtype=torch.float64, device=device).expand(len(boxes), 2)
-        return Targets(masks, valid, boxes, cell_xy, scale_xy)
+        scale_xy = torch.tensor(cell_xy, dtype=widest(boxes).dtype, device=device)
+        return Targets(masks, valid, boxes, cell_xy, scale_xy.expand(len(boxes), 2))
 
     def decoder(
         self, model: PromptableModel, options: CropOptions | None = None, best_only: bool = False

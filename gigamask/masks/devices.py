@@ -31,6 +31,11 @@ def constant(
     return torch.tensor(values, dtype=dtype).to(device, non_blocking=True)
 
 
+def widest(tensor: Tensor) -> Tensor:
+    """Return a tensor in float64, or in float32 on Apple's GPUs, which lack it."""
+    return tensor.float() if tensor.device.type == "mps" else tensor.double()
+
+
 def is_readable(tensor: Tensor) -> bool:
     """Return whether values can be read without waiting: not on a GPU, of fakes, while traced.
 

@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float, Float32, Float64, Int64
 from torch import Tensor
 from torch.nn import functional
 
-from gigamask.masks.devices import constant, is_readable
+from gigamask.masks.devices import constant, is_readable, widest
 from gigamask.masks.valid_area import inside
 from gigamask.types import Masks, PerMask, Targets
 
@@ -32,7 +32,7 @@ def uniform_click(error: Masks, uniforms: Float[Tensor, "M 2"]) -> Int64[Tensor,
         A pixel (x, y) of each mask; the last pixel of the grid if a mask has no foreground, which
         happens in `next_click` only if no pixel is valid.
     """
-    uniforms = uniforms.double()
+    uniforms = widest(uniforms)
     y = _sample_index(error.sum(2), uniforms[:, 0])
     row = y[:, None, None].expand(-1, -1, error.shape[2])
     x = _sample_index(error.gather(1, row).squeeze(1), uniforms[:, 1])
@@ -225,7 +225,7 @@ def cell_to_input(xy: Int64[Tensor, "M *n 2"], targets: Targets) -> Float32[Tens
         targets: Ground truth of M masks.
     """
     scale, cell = _scale_and_cell(targets, xy.ndim)
-    centers = xy.double() * cell + (cell - scale) / 2
+    centers = widest(xy) * cell + (cell - scale) / 2
     return inside(centers, targets.extent, targets.scale_xy).float()
 
 
@@ -237,7 +237,7 @@ def input_to_cell(xy_input: Float[Tensor, "M *n 2"], targets: Targets) -> Int64[
         targets: Ground truth of M masks.
     """
     scale, cell = _scale_and_cell(targets, xy_input.ndim)
-    return ((xy_input.double() + scale / 2) / cell).floor().long()
+    return ((widest(xy_input) + scale / 2) / cell).floor().long()
 
 
 def _scale_and_cell(

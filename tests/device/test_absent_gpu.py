@@ -91,6 +91,10 @@ CASES = {
 }
 
 
+ON_MPS = ["evaluate", "masks", "predict", "tiles", "save", "enlarge"]
+"""Those for Apple's GPUs, too, which have no float64; they do not train."""
+
+
 @pytest.fixture(scope="module")
 def results(scenes, tmp_path_factory):
     return run_cases(__name__, Data(scenes, scenes), tmp_path_factory.mktemp("absent"))
@@ -100,6 +104,13 @@ def results(scenes, tmp_path_factory):
 def test_its_numbers_are_those_of_the_cpu(results, scenes, tmp_path, name):
     expected = CASES[name](Data(scenes, scenes), tmp_path, "cpu")
     check_numbers(results[name], expected, 0.05 if "16" in name else 1e-4)
+
+
+def test_apple_s_gpus_need_no_float64(scenes, tmp_path):
+    found = run_cases(__name__, Data(scenes, scenes), tmp_path, "mps")
+    for name in ON_MPS:
+        expected = CASES[name](Data(scenes, scenes), tmp_path / name / "cpu", "cpu")
+        check_numbers(found[name], expected, 1e-4)
 
 
 @pytest.mark.parametrize("name", [*CASES][:5])

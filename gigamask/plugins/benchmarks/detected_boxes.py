@@ -13,6 +13,7 @@ from jaxtyping import Float
 from gigamask.evaluation import coco_ap
 from gigamask.evaluation.coco_ap import ImageDetections
 from gigamask.evaluation.embedded_images import EmbeddedImage
+from gigamask.masks.devices import widest
 from gigamask.masks.rle import RLEMasks
 from gigamask.models.promptable import PromptableModel
 from gigamask.plugins.benchmarks.coco_data import CocoData
@@ -116,7 +117,8 @@ def predict_boxes(
     device, scale_xy = image.embedding.device, image.transform.scale_xy
     parts = [RLEMasks.from_dense(np.zeros((0, *image.annotation.size), bool))]
     boxes_input = torch.from_numpy(image.transform.boxes_to_input(boxes)).float().to(device)
-    scales = torch.tensor(scale_xy, dtype=torch.float64, device=device).expand(len(boxes), 2)
+    kind = widest(boxes_input).dtype
+    scales = torch.tensor(scale_xy, dtype=kind, device=device).expand(len(boxes), 2)
     unknown = torch.zeros(len(boxes), 1, 1, dtype=torch.bool, device=device)
     for group in image.groups(np.arange(len(boxes))):
         blank = unknown[group]

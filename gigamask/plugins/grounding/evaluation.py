@@ -109,7 +109,7 @@ def score_queries(
             batch = loader.batch(sample_refs, shards, DataCursor())
             reasons += [sample.reason for sample in batch.skipped]
             if batch.texts:
-                output = score_batch(model, batch.to(device), "fp32").double().cpu().numpy()
+                output = score_batch(model, batch.to(device), "fp32").cpu().double().numpy()
                 counts = batch.mask_valid.sum(1).tolist()
                 for number, row, count in zip(
                     batch.batch_index.tolist(), output, counts, strict=True

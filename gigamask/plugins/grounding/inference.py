@@ -149,7 +149,7 @@ class GroundingPredictor:
         valid = torch.ones(len(texts), len(masks), dtype=torch.bool, device=device)
         features = features.expand(len(texts), -1, -1)
         scores = self.model(features, valid, text.features, text.attention_mask)
-        rows = scores.double().cpu().numpy()
+        rows = scores.cpu().double().numpy()
         return [self._result(text, row) for text, row in zip(texts, rows, strict=True)]
 
     def _result(self, text: str, scores: Float64[np.ndarray, "m1"]) -> GroundingResult:
