@@ -80,7 +80,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         return PIPE_CLOSED
     except OSError as error:  # a full disk, a folder without write permission
-        name = error.filename or UNNAMED.get(error.errno)
+        name = error.filename or UNNAMED.get(error.errno or 0)
         if name is None:
             raise
         discard_if_closed(sys.stdout, is_full=error.filename is None)
