@@ -376,9 +376,7 @@ def _resize_part(
             start = target[axis].start - source[axis].start
             part = part.narrow(axis, start, len(target[axis]))
             continue
-        lines = torch.arange(
-            target[axis].start, target[axis].stop, dtype=torch.float32, device=part.device
-        )
+        lines = torch.arange(target[axis].start, target[axis].stop, device=part.device).float()
         position = ((lines + 0.5) * float(np.float32(1 / scale[axis])) - 0.5).clamp(min=0)
         first = position.long()
         weight = (position - first).view(-1, 1) if axis == 0 else position - first

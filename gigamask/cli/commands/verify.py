@@ -84,11 +84,10 @@ class VerifyCommand(PartOptions):
             "" if samples or counts["broken_tars"] else "there is no image",
         ]
         if any(faults):
-            act = (
-                "training skips only samples that it cannot read; download a broken tar again, "
-                "remove it, or index it with --salvage"
+            result["fault"] = (
+                f"{', '.join(filter(None, faults))}; training skips only samples that it cannot "
+                "read; download a broken tar again, remove it, or index it with --salvage"
             )
-            result["fault"] = f"{', '.join(filter(None, faults))}; {act}"
         else:
             print("no errors")
         return result

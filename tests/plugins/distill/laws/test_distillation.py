@@ -107,7 +107,7 @@ def test_features_are_the_mean_squared_error_where_there_is_an_image(tmp_path, s
         size = torch.tensor([[height, width]])
         own, taught = (model.encode(image[None], size) for model in (student, teacher))
         rows, columns = -(-height // 8), -(-width // 8)
-        loss = loss + functional.mse_loss(
+        loss += functional.mse_loss(
             own[..., :rows, :columns], taught[..., :rows, :columns].detach()
         )
     loss.backward()
