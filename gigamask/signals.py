@@ -69,9 +69,11 @@ def discard_if_closed(stream: Any, is_full: bool = False) -> bool:
     except (OSError, AttributeError):  # not a file, as in a notebook; Windows
         return False
     output.register(number, 0)
-    closed = any(event & (select.POLLERR | select.POLLHUP) for _, event in output.poll(0))
-    if is_full or closed:
+    is_discarded = is_full or any(
+        event & (select.POLLERR | select.POLLHUP) for _, event in output.poll(0)
+    )
+    if is_discarded:
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, number)
         os.close(null)
-    return is_full or closed
+    return is_discarded

@@ -46,7 +46,7 @@ def run_all(module: str, scenes: str, described: str, out: str, kind: str) -> No
     data, folder, results = Data(Path(scenes), Path(described)), Path(out), {}
     with absent_gpu(kind) as gpu:
         cases = import_module(module)
-        for name in getattr(cases, "ON_MPS", cases.CASES) if kind == "mps" else cases.CASES:
+        for name in cases.ON_MPS if kind == "mps" else cases.CASES:
             case = cases.CASES[name]
             try:
                 gpu.waits.clear()
@@ -70,8 +70,7 @@ def run_cases(module: str, data: Data, folder: Path, kind: str = "cuda") -> dict
         module: Name of the module.
         data: What the cases read.
         folder: Where they write.
-        kind: Kind of the GPU, "cuda" or "mps"; the latter runs those in `ON_MPS` alone, if the
-            module has that.
+        kind: Kind of the GPU, "cuda" or "mps"; the latter runs those in `ON_MPS` alone.
     """
     code = "import sys; from tests.on_absent_gpu import run_all; run_all(*sys.argv[1:])"
     subprocess.run(

@@ -83,7 +83,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         name = error.filename or UNNAMED.get(error.errno or 0)
         if name is None:
             raise
-        discard_if_closed(sys.stdout, is_full=error.filename is None)
+        discard_if_closed(sys.stdout, is_full=name == UNNAMED[errno.ENOSPC])
         is_file = isinstance(error, FileExistsError | NotADirectoryError)
         act = "give a folder" if is_file else "check the path, its permissions and the disk"
         print_line(f"{name}: {error.strerror}; {act}")
@@ -108,7 +108,7 @@ def open_missing_streams() -> None:
     """Open the standard streams that this process was started without, so that a file which it
     opens is not taken for one of them."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:
+        if not getattr(sys, name):
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))
 
 

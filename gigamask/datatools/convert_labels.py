@@ -77,8 +77,9 @@ class LabelImage(SourceImage):
 
     def objects(self, stored: bytes) -> Objects:
         """Read one mask per value, or per connected component of a value."""
-        is_binary = self.options.binary is not None
-        found = self.objects_of(read_labels(self.label, self.source, brightest=is_binary))
+        found = self.objects_of(
+            read_labels(self.label, self.source, brightest=self.options.binary is not None)
+        )
         if self.label.suffix != ".mat":
             black = _black_values(read_file(self.label, self.source), self.source)
             if np.isin(black, [each["label"] for each in found.extras]).any():
@@ -275,7 +276,8 @@ def decode_labels(raw: bytes, name: str, void: int = 0, brightest: bool = False)
 def _black_values(raw: bytes, name: str) -> Int64[np.ndarray, "n"]:
     """Return the values that a palette shows in black; all are 0 if it shows 0 so."""
     with open_image(raw, ("PNG", "TIFF"), name) as label:
-        colors = np.reshape(label.getpalette() or [0, 0, 0], (-1, 3))
+        # Pillow decodes the pixels for it.
+        colors = np.reshape((label.mode == "P" and label.getpalette()) or [0] * 3, (-1, 3))
     return np.flatnonzero(~colors.any(1)) * colors[0].any()
 
 

@@ -1,7 +1,8 @@
 """Pairing of files by name: annotations with images, `file_name` of a JSON with a file.
 
 Names are the same if their bytes are; failing that, if their composed forms (Unicode's NFC) are,
-because macOS writes "é" as two characters and other systems as one. A file is paired once.
+because macOS writes "é" as two characters and other systems as one; failing that, in any case of
+letters. A file is paired once.
 """
 
 import unicodedata
@@ -45,21 +46,21 @@ def pair_names(
     exact, composed, folded = defaultdict(list), defaultdict(list), defaultdict(list)
     for i, name in enumerate(available):
         exact[name].append(i)
-        composed[compose(name)].append(i)
-        folded[compose(name).casefold()].append(i)
+        composed[shown := compose(name)].append(i)
+        folded[shown.casefold()].append(i)
     claims: dict[int, list[tuple[tuple[bool, int, bool], int]]] = defaultdict(list)
     results: list[int | str] = [NO_FILE] * len(wanted)
     for item, names in enumerate(wanted):
-        candidates = [exact.get(name) or composed.get(compose(name)) or [] for name in names]
+        candidates = [exact.get(name) or composed.get(compose(name), []) for name in names]
         candidates += [folded.get(compose(name).casefold(), []) for name in names]
         for rank, found in enumerate(candidates):
-            is_exact = rank < len(names) and names[rank] in exact
             if len(found) > 1:
                 results[item] = f"{len(found)} files have its name"
             elif found:
                 path = PurePosixPath(available[found[0]])
                 is_other_stem = bool(stems) and compose(stems[item]) != compose(path.stem)
-                claims[found[0]].append(((not is_exact, rank, is_other_stem), item))
+                is_composed = names[rank % len(names)] not in exact
+                claims[found[0]].append(((is_composed, rank, is_other_stem), item))
             if found:
                 break
     for file, ranked in claims.items():
