@@ -39,6 +39,8 @@ from gigamask.serialization import read_json
 COCO, SHARDS, TABLE = "coco.json", "shards", "regions.csv"
 PARTIAL, RECORD = ".export", ".exported"
 """Folder of an unfinished export, and file that names the files and images of earlier ones."""
+NOT_OURS = "no export wrote it, or it was changed since; move it, or give another folder"
+"""Why a file that exists is not replaced, and what to do."""
 SHARD_IMAGES = 500
 MAX_LABEL = 2**16 - 1
 COCO_NAME = re.compile(r"(\d{12})\.jpg", re.ASCII)
@@ -126,6 +128,12 @@ class ExportOptions:
     notes: list[str] = field(default_factory=list)
     numbers: dict[str, int] = field(default_factory=dict, init=False)
 
+    @property
+    def names(self) -> set[str]:
+        """Names of the files and folders that are written: a format has a folder of its name."""
+        written = {*self.formats, "images"} if self.images else {*self.formats}
+        return {COCO if name == "coco" else name for name in written}
+
     def __post_init__(self) -> None:
         if self.table is not None and self.table.is_dir():
             raise GigamaskError(f"--table {self.table}: is a folder; give a file")
@@ -198,9 +206,10 @@ def write(images: Images, out: Path, options: ExportOptions) -> list[Path]:
 
 
 def _write(images: Images, out: Path, options: ExportOptions) -> list[Path]:
+    check_replaceable(out, options.names, options.owned)
     partial, record = out / PARTIAL, out / RECORD
     own, earlier, crcs = _recorded(out)
-    names, new, stale = dict[int, str](), set[str](), set[str]()
+    names = dict[int, str]()
     chosen: list[Writer] = [_write_images] if options.images else []
     chosen += [plugin.load(writers()[name]) for name in check_formats(options.formats)]
     chosen += [_write_table] if options.table is not None else []
@@ -219,16 +228,6 @@ def _write(images: Images, out: Path, options: ExportOptions) -> list[Path]:
         partial.mkdir()
         for write_format in chosen:
             write_format(checked, partial, options)
-            new = set(_files_in(partial)) - {TABLE}
-            folders = set(map(_first, new))
-            stale = {name for name in own - new if _first(name) in folders}
-            others = [*sorted(folders - set(map(_first, own))), *new - own]
-            if not options.owned:
-                since_s = record.stat().st_mtime if crcs else 0
-                written = crcs.keys() & (new | stale)
-                others += [each for each in written if _is_changed(out / each, since_s, crcs[each])]
-            advice = "no export wrote it, or it was changed since; move it, or give another folder"
-            files.check_absent([out / each for each in others], advice)
             if not options.owned and (lost := earlier - {*names.values()}):
                 act = f"export all together, give another folder, or remove {record} and its files"
                 if why := options.skipped.get(min(lost)):
@@ -238,6 +237,11 @@ def _write(images: Images, out: Path, options: ExportOptions) -> list[Path]:
                     f"{min(lost)}; {act}"
                 )
         options.check()
+        new = set(_files_in(partial)) - {TABLE}
+        folders = set(map(_first, new))
+        stale = {name for name in own - new if _first(name) in folders}
+        check_replaceable(out, folders, options.owned)
+        files.check_absent([out / each for each in new - own], NOT_OURS)
         crcs |= {
             each: files.crc32(path) for each in new if not (path := partial / each).is_symlink()
         }
@@ -262,15 +266,38 @@ def _moved(partial: Path, out: Path, names: set[str], table: Path | None) -> lis
     return written
 
 
-def _is_changed(path: Path, since_s: float, crc: int) -> bool:
+def check_replaceable(out: Path, names: set[str], owned: bool = False) -> None:
+    """Check that an export replaces only what exports wrote and nobody has changed since.
+
+    Args:
+        out: The folder.
+        names: Names of the files and folders in it that the export will write.
+        owned: As in `ExportOptions`.
+
+    Raises:
+        GigamaskError: One is there that no export wrote, or that was changed since.
+    """
+    own, _, crcs = _recorded(out)
+    others = sorted(names - set(map(_first, own)))
+    if not owned:
+        written = [each for each in own & crcs.keys() if _first(each) in names]
+        others += [each for each in written if _is_changed(out, each, crcs[each])]
+    files.check_absent([out / each for each in others], NOT_OURS)
+
+
+def _is_changed(out: Path, name: str, crc: int) -> bool:
     """Return whether a file was changed since an export wrote it, as by a person who corrects it.
 
     Args:
-        path: The file.
-        since_s: When the export wrote its record.
+        out: The folder of the export.
+        name: The file's path in it.
         crc: crc32 of what was written.
     """
-    return path.is_file() and path.stat().st_mtime > since_s and crc != files.crc32(path)
+    if not (path := out / name).is_file():
+        return False
+    found, since_s = path.stat(), (out / RECORD).stat().st_mtime
+    # A file that is copied here may keep the time of its modification.
+    return max(found.st_mtime, found.st_ctime) > since_s and crc != files.crc32(path)
 
 
 def _recorded(out: Path) -> tuple[set[str], set[str], dict[str, int]]:

@@ -26,7 +26,13 @@ from gigamask import files
 from gigamask.data import annotation, image, image_folder, tar, worker_pool
 from gigamask.data.orientation import as_stored, read_orientation
 from gigamask.data.storage import path_list
-from gigamask.datatools.export_formats import ExportedImage, ExportOptions, check_formats, write
+from gigamask.datatools.export_formats import (
+    ExportedImage,
+    ExportOptions,
+    check_formats,
+    check_replaceable,
+    write,
+)
 from gigamask.datatools.image_files import fit, to_member
 from gigamask.datatools.objects import image_ids
 from gigamask.distributed.precision import computed_dtype
@@ -78,10 +84,11 @@ class Output:
         return "shards" in self.export.formats
 
     @property
-    def folders(self) -> set[str]:
-        """Names of the folders in `out` in which formats write."""
-        formats = {*self.export.formats} - {"shards", "coco"}
-        return formats | {"images"} if "yolo" in formats else formats
+    def others(self) -> ExportOptions:
+        """What is written besides the JSONs and the tars."""
+        formats = tuple(name for name in self.export.formats if name != "shards")
+        # Programs for YOLO look for the images beside the masks.
+        return replace(self.export, formats=formats, images="yolo" in formats)
 
     def __post_init__(self) -> None:
         check_formats(self.export.formats)
@@ -222,17 +229,14 @@ def _export(
     images: Sequence[InputImage], output: Output, counts: SegmentCounts, classes: tuple[str, ...]
 ) -> list[str]:
     """Write the masks in other formats; note the images that have none of these."""
-    formats = tuple(name for name in output.export.formats if name != "shards")
     left_out = {sample.name: sample.reason for sample in counts.skipped}
     options = replace(
-        output.export,
-        formats=formats,
-        images="yolo" in formats,  # whose programs look for them beside the masks
+        output.others,
         categories=classes,
         skipped={each.utf8_path: left_out[each.name] for each in images if each.name in left_out},
         notes=counts.notes,
     )
-    if not formats and options.table is None:
+    if not options.formats and options.table is None:
         return []
     known = set(options.skipped)
     usable = [source for source in images if source.name not in left_out]
@@ -324,14 +328,16 @@ def _prepare_folder(
     settings = json.dumps(values, indent=1, default=lambda number: number.item()).encode()
     path, folder = out / STATE_FOLDER / SETTINGS, output.pictures
     if output.to_shards:
-        _check_tars(out, images)
+        _check_tars(output, images)
+    written = output.others.names
     for source in images:
         top, below, _ = source.path.partition("/")
-        if below and top in output.folders:
+        if below and top in written:
             raise GigamaskError(
                 f"{source.name}: its JSON would lie in {out / top}, where --to writes; segment "
                 "that subfolder itself, into another folder"
             )
+    check_replaceable(out, written)
     pictures = [folder / f"{source.path}.png" for source in images] if folder else []
     sources = {os.path.realpath(source.file) for source in images if source.file}
     files.check_absent((path for path in pictures if os.path.realpath(path) in sources), NOT_OURS)
@@ -499,6 +505,8 @@ def _write_shard(
         counts.existing_tars += 1
         return
     try:
+        if not record.exists():  # so that a process that is killed leaves no tar without one
+            write_bytes(record, b"[]")
         tar.write(path, _members(out, images))
         write_bytes(record, json.dumps(content).encode())
     except OSError as error:
@@ -513,8 +521,12 @@ def _record_of(out: Path, shard: int) -> Path:
     return out / STATE_FOLDER / f"sa_{shard:06d}.members"
 
 
-def _check_tars(out: Path, images: Sequence[InputImage]) -> None:
-    """Raise `GigamaskError` if a tar holds an image that is not given, which would be lost."""
+def _check_tars(output: Output, images: Sequence[InputImage]) -> None:
+    """Raise `GigamaskError` if a tar holds an image that is not given, which would be lost, or is
+    none of ours."""
+    out, tars = output.out, range(-(-len(images) // output.shard_images))
+    others = (out / f"sa_{i:06d}.tar" for i in tars if not _record_of(out, i).exists())
+    files.check_absent(others, NOT_OURS)
     records = (out / STATE_FOLDER).glob("sa_*.members")
     held = {path for record in records for path, *_ in read_json(record, list)}
     if lost := held - {source.path for source in images}:

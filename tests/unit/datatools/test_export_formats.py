@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import os
 import tarfile
 import zlib
 from dataclasses import replace
@@ -260,6 +261,7 @@ def test_only_files_of_earlier_exports_are_replaced(images, tmp_path):
         write(lambda: images[:1], tmp_path, options)
     corrected, stated = tmp_path / "labels" / "a.png", tmp_path / "coco.json"
     corrected.write_bytes(corrected.read_bytes() + b"corrected by hand")
+    os.utime(corrected, (0, 0))  # as of a copy
     stated.touch()
     with error_line("labels/a.png: would be replaced, but .*changed since"):
         write(lambda: images, tmp_path, options)

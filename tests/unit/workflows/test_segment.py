@@ -295,14 +295,15 @@ def test_masks_are_written_in_other_formats_too(masks, pictures, tmp_path):
         Output(tmp_path / "out", ExportOptions(("voc",)))
 
 
-@pytest.mark.parametrize("own", ["out/b.json", "seen/b.png"])
+@pytest.mark.parametrize("own", ["out/b.json", "seen/b.png", "out/coco.json", "out/images/a.png"])
 def test_files_that_it_did_not_write_are_not_replaced(masks, tmp_path, own):
     read = (tmp_path / "b.png").read_bytes
     photo = InputImage(str(tmp_path / "b.png"), "b.png", "b", read)
-    (tmp_path / own).parent.mkdir()
+    (tmp_path / own).parent.mkdir(parents=True)
     (tmp_path / own).write_bytes(b"drawn by hand")
-    with error_line("would be replaced"):
-        segment_all([photo], masks, Output(tmp_path / "out", pictures=tmp_path / "seen"))
+    output = Output(tmp_path / "out", ExportOptions(("coco", "yolo")), pictures=tmp_path / "seen")
+    with error_line("would be replaced"):  # before the photo is read, which is missing
+        segment_all([photo], masks, output)
     assert (tmp_path / own).read_bytes() == b"drawn by hand"
 
 
@@ -315,6 +316,16 @@ def test_nor_are_those_that_came_later(masks, pictures, tmp_path, own):
     assert (done["images"], done["existing"]) == (3, 3)
     assert f"{own} would be replaced" in done["skipped"][0]["reason"]
     assert (tmp_path / own).read_text() == '{"shapes": []}'
+
+
+def test_nor_is_a_tar_that_came_later(masks, pictures, tmp_path):
+    segment_all(pictures, masks, Output(tmp_path))
+    (tmp_path / "sa_000001.tar").write_bytes(b"packed by hand")
+    shards = ExportOptions(("shards",))
+    with error_line("sa_000001.tar: would be replaced"):
+        segment_all(pictures, masks, Output(tmp_path, shards, shard_images=2))
+    assert (tmp_path / "sa_000001.tar").read_bytes() == b"packed by hand"
+    segment_all(pictures, masks, Output(tmp_path, shards))
 
 
 def test_results_of_other_points_or_another_threshold_are_refused(masks, pictures, tmp_path):
