@@ -365,7 +365,7 @@ def to_json(edits: ImageEdits) -> Json:
     return {
         **{name: getattr(edits, name) for name in DOCUMENT_FIELDS},
         "done": edits.status == "done",
-        "can_undo": edits.applied > 0,
+        "can_undo": edits.undoable > 0,
         "can_redo": edits.applied < len(edits.edits),
         "objects": [
             {

@@ -14,7 +14,7 @@ IDLE_S = 30.0
 """A longer pause between two edits counts as this long."""
 WORK = ("prompt", "stroke", "polygon", "split")
 """Kinds of edits that count as a click."""
-MACHINE = ("propose", "accept all")
+MACHINE = ("propose", "accept all", "merged")
 """Kinds of edits that take no time of the annotator."""
 
 
@@ -159,6 +159,12 @@ class ImageEdits:
             return "not begun"
         return "proposed" if kinds <= set(MACHINE) else "in progress"
 
+    @property
+    def undoable(self) -> int:
+        """How many applied edits can be undone: those since older ones were merged."""
+        kinds = [edit.kind for edit in reversed(self.edits[: self.applied])]
+        return [*kinds, "merged"].index("merged")
+
     def with_edit(self, edit: Edit) -> "ImageEdits":
         """Return the edits with one more; those that were undone are dropped."""
         edits = (*self.edits[: self.applied], edit)
@@ -171,7 +177,7 @@ class ImageEdits:
     def moved(self, by: int) -> "ImageEdits":
         """Return the edits with more of them applied, or fewer if `by` is negative."""
         applied = self.applied + by
-        if not 0 <= applied <= len(self.edits):
+        if not -self.undoable <= by <= len(self.edits) - self.applied:
             raise GigamaskError(f"there is nothing to {'undo' if by < 0 else 'redo'}")
         return self._changed_to(replace(self, applied=applied))
 
@@ -205,9 +211,11 @@ class ImageEdits:
                 yield one.model, one.certainty, now == "accepted"
 
     def merged(self) -> "ImageEdits":
-        """Return the same objects with the older half of the edits merged into one."""
-        half = self.applied // 2
-        objects = replace(self, applied=half).objects
-        first = Edit("merge", dict(objects), self.edits[half - 1].time, self.edits[half - 1].round)
-        edits = (first, *self.edits[half:])
-        return replace(self, edits=edits, applied=self.applied - half + 1)
+        """Return the same objects, made by one edit instead of the older half of those that can be
+        undone; these keep what they cost, not their masks."""
+        half = self.applied - self.undoable + self.undoable // 2
+        older = [replace(edit, changes={}) for edit in self.edits[:half]]
+        objects, last = replace(self, applied=half).objects, self.edits[half - 1]
+        made = Edit("merged", dict(objects), last.time, last.round)
+        edits = (*older, made, *self.edits[half:])
+        return replace(self, edits=edits, applied=self.applied + 1)

@@ -319,7 +319,7 @@ class Project:
             content = found.content or content_of(self.path_of(row))
             changed = replace(change(found), version=version + 1, content=content)
             raw = msgspec.json.encode(changed)
-            if len(raw) > MAX_FILE_BYTES and changed.applied > 1:
+            if len(raw) > MAX_FILE_BYTES and changed.undoable > 1:
                 changed = changed.merged()
                 raw = msgspec.json.encode(changed)
             path = annotations_of(self.folder, self.names[row])

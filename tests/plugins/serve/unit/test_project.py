@@ -178,13 +178,18 @@ def test_a_tenth_of_the_images_done_is_held_out_for_good(project):
     assert not project.mark_done(3, 0, True, SIZE).held_out
 
 
-def test_old_edits_are_merged_when_the_file_would_grow_without_limit(project, monkeypatch):
-    monkeypatch.setattr(projects, "MAX_FILE_BYTES", 1500)
+@pytest.mark.parametrize(
+    "kind, status, clicks", [("stroke", "in progress", 12), ("propose", "proposed", 0)]
+)
+def test_old_edits_are_merged_and_keep_what_they_cost(kind, status, clicks, project, monkeypatch):
+    monkeypatch.setattr(projects, "MAX_FILE_BYTES", 2500)
     for version in range(12):
-        found = edit(project, 0, version, {version % 3 + 1: square(version)}, "stroke")
-    assert len(found.edits) < 12
-    assert found.edits[0].kind == "merge"
+        found = edit(project, 0, version, {version % 3 + 1: square(version)}, kind)
+    assert not any(each.changes for each in found.edits[: -found.undoable - 1])
     assert [found.objects[key].mask for key in (1, 2, 3)] == [square(at).mask for at in (9, 10, 11)]
+    assert (found.status, progress(project)[0]["clicks"]) == (status, clicks)
+    with error_line("nothing to undo"):
+        found.moved(-found.undoable - 1)
 
 
 def test_what_masks_cost_is_counted_for_the_model_in_use_and_by_how_they_came(project, monkeypatch):
