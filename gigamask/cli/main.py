@@ -218,8 +218,6 @@ def run_command(arguments: list[str]) -> int:
 def choose_progress(arguments: Iterable[str]) -> list[str]:
     """Set how progress is shown in this context, and return the arguments but for `--progress`."""
     others, words = [], iter(arguments)
-    if os.environ.get("RANK", "0") != "0":  # of several processes, one shows it
-        progress.CHOSEN.set("none")
     for word in words:
         flag, equals, value = word.partition("=")
         if flag != "--progress":
@@ -227,7 +225,9 @@ def choose_progress(arguments: Iterable[str]) -> list[str]:
             continue
         value = value if equals else next(words, "")
         check_choice("--progress", value, progress.MODES)
-        progress.CHOSEN.set(progress.CHOSEN.get() or value)
+        progress.CHOSEN.set(value)
+    if os.environ.get("RANK", "0") != "0":  # of several processes, one shows it
+        progress.CHOSEN.set("none")
     return others or [""]
 
 

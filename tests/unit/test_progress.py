@@ -82,7 +82,9 @@ def test_a_bar_leaves_standard_output_to_programs(capsys):
     assert "work" in captured.err
 
 
-@pytest.mark.parametrize("words", [["--progress", "lines"], ["--progress=lines"]])
+@pytest.mark.parametrize(
+    "words", [["--progress", "lines"], ["--progress=none", "--progress=lines"]]
+)
 def test_the_flag_is_taken_from_the_arguments_of_any_command(words):
     def work():
         assert main.choose_progress(["stats", *words, "scenes"]) == ["stats", "scenes"]
