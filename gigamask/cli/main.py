@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import gc
 import os
+import re
 import signal
 import sys
 import traceback
@@ -168,9 +169,10 @@ def run_command(arguments: list[str]) -> int:
     if sys.platform == "linux" and "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:
         os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     files.raise_file_limit()
-    if "" in arguments:
-        number = arguments.index("") + 1
-        raise GigamaskError(f"argument {number} is empty (an unset shell variable?); give a value")
+    for number, word in enumerate(arguments, 1):
+        if not word or re.fullmatch("--[^=]*=", word):
+            what = word or f"argument {number}"
+            raise GigamaskError(f"{what} is empty (an unset shell variable?); give a value")
     name, *rest = choose_progress(map(expand_home_of, arguments))
     if name == "--version":
         from gigamask import __version__

@@ -249,6 +249,7 @@ def test_bad_input_is_one_line_and_exit_code_2(tmp_path, scenes, trained, capsys
         "fly": "'fly'; choose one of convert, synth,",
         f"index {scenes} --num-workers 2": "--num-workers; perhaps you meant --workers",
         "synth '' --images 1": "argument 2 is empty",
+        f"verify {scenes} --checksums=": "--checksums= is empty",
     }
     wrong = []
     for words, message in cases.items():
