@@ -269,6 +269,8 @@ def run_training(command: str, arguments: list[str]) -> int:
     """
     from gigamask.cli.commands import train
 
+    if arguments and arguments[0].startswith("--resume="):
+        arguments[:1] = arguments[0].split("=", 1)
     gc.disable()  # a start makes a million objects that stay; the trainer enables it for its steps
     try:
         path, result = train.run(command, arguments)

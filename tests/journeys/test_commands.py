@@ -237,7 +237,7 @@ def test_bad_input_is_one_line_and_exit_code_2(tmp_path, scenes, trained, capsys
         f"synth {bare} --images 1": "bare.tar: cannot be a folder of tars",
         train: "--data is required",
         f"{train} --data {scenes} --loader.filters.min-predicted-iou 1": "none of 12 images has",
-        f"train --resume {empty}": "not a run folder (no config.yaml)",
+        f"train --resume={empty}": "not a run folder (no config.yaml)",
         f"train --resume {trained} --model.embed-dim 32": "weights of another shape",
         f"evaluate {tmp_path}/gone.pth --data {scenes}": "gone.pth",
         f"evaluate {trained}": "data",
