@@ -350,12 +350,16 @@ def write_coco(images: Images, out: Path, options: ExportOptions) -> None:
         out: The folder.
         options: What is written.
     """
-    listed, annotations = [], []
+    listed, annotations, ids = [], [], set[int]()
     for each in images():
         height, width = each.masks.size
         listed.append({"id": each.number, "file_name": each.name, "height": height, "width": width})
         for i, fields in enumerate(annotation.mask_fields([each.masks])):
             told = dict(each.objects[i])
+            key = each.annotation_id(told.pop("id"))
+            while key in ids:  # of a million masks, two may have the same
+                key += 1
+            ids.add(key)
             x0, y0, wide, high = fields["bbox"]
             shape = options.polygons and _polygons(each.masks[i : i + 1])
             annotations.append(
@@ -366,7 +370,7 @@ def write_coco(images: Images, out: Path, options: ExportOptions) -> None:
                     "iscrowd": 0,
                     "image_id": each.number,
                     "category_id": options.id_of(told.pop("category")),
-                    "id": each.annotation_id(told.pop("id")),
+                    "id": key,
                     **{name: value for name, value in told.items() if value is not None},
                 }
             )

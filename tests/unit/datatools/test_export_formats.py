@@ -19,6 +19,7 @@ from pycocotools.coco import COCO
 from gigamask import files, plugin
 from gigamask.data import annotation, image
 from gigamask.data.orientation import turn
+from gigamask.datatools import export_formats
 from gigamask.datatools.convert import ConvertOptions, convert
 from gigamask.datatools.export_formats import ExportedImage, ExportOptions, remove_export, write
 from gigamask.datatools.formats import writers
@@ -223,6 +224,11 @@ def test_files_of_one_name_and_unknown_formats_are_refused(photos, images, tmp_p
     twin = exported(photos, "a.jpg", 0)
     with error_line(r"a\.png and a\.jpg"):
         write(lambda: [images[0], twin], tmp_path / "out", ExportOptions(("labels",)))
+    monkeypatch.setattr(export_formats, "_digest", lambda text, size: 7)
+    write(lambda: images[:1], tmp_path / "ids", ExportOptions())
+    read = json.loads((tmp_path / "ids" / "coco.json").read_text())
+    assert [each["id"] for each in read["annotations"]] == [8, 9, 10]
+    monkeypatch.undo()
     same = [exported(photos, f"photos/IMG_{number}.jpg", 0) for number in (695614, 839957)]
     with error_line("IMG_695614.jpg and photos/IMG_839957.jpg: .* same id"):
         write(lambda: same, tmp_path / "out", ExportOptions())
