@@ -1,7 +1,8 @@
 """Lists of checksums as md5sum and sha256sum write them, and the checksum of a file.
 
 A line has a checksum and a file name in either order; SA-1B's own list holds md5 sums. The number
-of digits selects the algorithm. Folders before a name are ignored.
+of digits selects the algorithm. Folders before a name are ignored. Names with spaces are read from
+lines as md5sum writes them, `SUM  NAME` or `SUM *NAME`, also with --tag: `MD5 (NAME) = SUM`.
 """
 
 import hashlib
@@ -16,6 +17,8 @@ from gigamask.serialization import check_regular, read_lines
 
 ALGORITHMS = {32: "md5", 40: "sha1", 64: "sha256"}
 CHUNK_BYTES = 2**25
+NAMED = re.compile(r"[0-9a-fA-F]+ [ *](.+)|\w+ \((.+)\) = [0-9a-fA-F]+")
+"""A line as md5sum writes it, in which all but the sum is the name."""
 
 
 def read(path: str | Path) -> dict[str, str]:
@@ -35,14 +38,16 @@ def read(path: str | Path) -> dict[str, str]:
         ]
         if not values and i == 0 and len(lines) > 1:  # names of the columns
             continue
+        named = NAMED.fullmatch(line.rstrip())
         others = [field for field in fields if field not in values]
+        others = [named[1] or named[2]] if named else others
         if len(values) != 1 or len(others) != 1:
             lengths = ", ".join(f"{digits} ({name})" for digits, name in ALGORITHMS.items())
             raise GigamaskError(
                 f"{path}: line {number} is not a name and a sum of {lengths} hexadecimal digits:"
                 f" {line[:80]!r}; give a list as md5sum writes it"
             )
-        name, value = PurePosixPath(others[0].removeprefix("*")).name, values[0].lower()
+        name, value = PurePosixPath(others[0].replace("\\", "/")).name, values[0].lower()
         if sums.setdefault(name, value) != value:
             raise GigamaskError(
                 f"{path}: line {number} gives {name} the sum {value}, an earlier line"
