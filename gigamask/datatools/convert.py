@@ -26,7 +26,7 @@ from gigamask.datatools.image_files import fit, to_member
 from gigamask.datatools.left_out import LeftOutEntry, LeftOutRecord
 from gigamask.datatools.objects import ImageObjects, Objects, SourceImage
 from gigamask.datatools.pairing import MAX_LIST_BYTES, compose
-from gigamask.datatools.sources import Source
+from gigamask.datatools.sources import FileSource, Source
 from gigamask.errors import CorruptSampleError, GigamaskError, check_range, counted
 from gigamask.files import find_tars, lock_folder
 from gigamask.serialization import read_text
@@ -114,6 +114,12 @@ def convert(
         raise GigamaskError(f"{source}: lists no image; give a file or folder with images")
     is_part = worker_pool.is_part(workers)
     check_for_tars(out)
+    given = (source.annotations, source.images) if isinstance(source, FileSource) else ()
+    if out.resolve() in (path.resolve() for path in given):
+        raise GigamaskError(
+            f"--out {out}: is the folder of images or annotations, which tars would hide; give "
+            "another folder"
+        )
     with lock_folder(out, PARTIAL, is_part):
         work = _clear_partial(out, keep=worker_pool.part_in(workers) is not None)
         try:

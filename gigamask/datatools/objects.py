@@ -267,7 +267,10 @@ def match_images(
         )
         parent, act = (image_folder / name).parent, "put one image of this name there"
         if path == image_folder / name:
-            act = "this file is read as annotations; give photographs another folder than masks"
+            act = (
+                "this file is read as annotations; give photographs another folder than masks, "
+                f"such as {image_folder / 'images'} and {image_folder / 'masks'}"
+            )
         reason = f"{name}: {problem} in {parent}; {act}"
         kind = "no image of its name" if is_none else "several images of its name"
         left_out.images.append(LeftOutEntry(name, reason, kind))

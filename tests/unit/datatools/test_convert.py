@@ -427,7 +427,7 @@ def test_one_mask_from_a_threshold_of_the_brightest_channel(case, kind):
 def test_photographs_among_label_images_are_not_taken_for_missing_ones(case):
     Image.new("RGB", (30, 20)).save(file := io.BytesIO(), "PNG")
     case.put("a.png", file.getvalue())
-    with error_line("a.png: .*this file is read as annotations; give photographs another folder"):
+    with error_line("a.png: .*this file is read as annotations; give .* such as .*/pictures/masks"):
         convert(case.pictures, case.pictures, case.out, ConvertOptions())
 
 
@@ -636,9 +636,13 @@ def test_errors(case, monkeypatch):
 
 
 def test_a_second_convert_into_the_folder_is_refused(case):
-    case.put()
+    case.put("deep/1.jpg")
+    images = [row(name="deep/1.jpg")]
     with lock_folder(case.out, PARTIAL), error_line(r"another process"):
-        case.coco()
+        case.coco(images)
+    case.out = case.pictures
+    with error_line("pictures: is the folder of images"):
+        case.coco(images)
 
 
 def test_categories_without_a_name_are_counted(case):
