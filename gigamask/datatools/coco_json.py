@@ -8,10 +8,12 @@ from typing import Any
 import msgspec
 
 from gigamask.data.annotation import RleSegmentation, check_image_size
+from gigamask.datatools.other_formats import describe
 from gigamask.datatools.outlines import Polygons
 from gigamask.errors import GigamaskError
 from gigamask.serialization import JSON_ERRORS, decode_json, read_limited
 
+NEEDS = "a COCO instances json needs the lists 'images' and 'annotations'"
 _WHOLE = re.compile(r"-?(?:0|[1-9]\d{0,17})(?:\.0*)?")
 
 Id = int | str
@@ -134,17 +136,15 @@ def read_json(path: Path) -> tuple[Instances, bool]:
     try:
         instances = decode_json(raw, str(path), Instances, strict=False)
     except GigamaskError as error:
+        if told := describe(path):
+            raise GigamaskError(f"{path}: is {told}") from None
         if raw[:64].lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"["):
             raise _other_kind(path, "a list, as COCO's results of a detector are") from None
-        raise GigamaskError(
-            f"{error}; a COCO instances json needs the lists 'images' and 'annotations'"
-        ) from None
+        raise GigamaskError(f"{error}; {NEEDS}") from None
     for name in ("images", "annotations"):
         if getattr(instances, name) is None:
-            raise GigamaskError(
-                f"{path}: is not a COCO instances json (it has no list {name!r}); it needs the "
-                "lists 'images' and 'annotations'"
-            )
+            told = describe(path) or f"without a list {name!r}; {NEEDS}"
+            raise GigamaskError(f"{path}: is {told}")
     kind = _kind_of(instances)
     if kind.segmentation is msgspec.UNSET:
         if kind.caption is not msgspec.UNSET:

@@ -22,6 +22,7 @@ from gigamask.datatools import smoothed_labels, voc_classes
 from gigamask.datatools.formats import ConvertOptions, describe_readers
 from gigamask.datatools.image_files import files_of, open_image, read_file
 from gigamask.datatools.objects import Objects, SourceImage, SourceListing, match_images
+from gigamask.datatools.other_formats import describe
 from gigamask.datatools.outlines import MAX_RUNS, check_count
 from gigamask.datatools.smoothed_labels import Labels
 from gigamask.datatools.sources import FileSource, GivenData, Source
@@ -181,9 +182,9 @@ class LabelImageSource(FileSource):
         labels, images = self.annotations, self.images
         files = files_of(labels, *SUFFIXES)
         if not files:
-            raise GigamaskError(
-                f"{labels}: the folder holds no {', '.join(SUFFIXES)}; give {describe_readers()}"
-            )
+            told = next(filter(None, map(describe, files_of(labels)[:9])), "")
+            act = f", but {told}" if told else f"; give {describe_readers()}"
+            raise GigamaskError(f"{labels}: the folder holds no {', '.join(SUFFIXES)}{act}")
 
         inside = labels.absolute(), images.absolute()
         known_classes = voc_classes.read([inside[0].parent, *inside, inside[1].parent])

@@ -15,6 +15,7 @@ from gigamask.data.annotation import MAX_BYTES
 from gigamask.datatools.coco_json import StatedId, canonical_id
 from gigamask.datatools.convert_labels import decode_labels
 from gigamask.datatools.image_files import size_of
+from gigamask.datatools.other_formats import describe
 from gigamask.datatools.outlines import MAX_NUMBERS, MAX_PIXELS_OF_MASKS, check_count, crop_mask
 from gigamask.datatools.pairing import names_within
 from gigamask.errors import CorruptSampleError, GigamaskError
@@ -70,8 +71,10 @@ class LabelMeImage(PolygonImage):
         try:
             return decode_json(raw, "its JSON", LabelMe, strict=False)
         except GigamaskError as error:
+            told = describe(self.file)
+            needs = f"is {told}" if told and "LabelMe" not in told else "needs the list 'shapes'"
             raise CorruptSampleError(
-                f"{self.source}: is not a file of LabelMe ({error}); it needs the list 'shapes'"
+                f"{self.source}: is not a file of LabelMe ({error}); it {needs}"
             ) from None
 
     def stated_size(self, content: LabelMe) -> tuple[int, int] | None:

@@ -172,10 +172,23 @@ def test_files_of_other_tasks_say_what_they_are(tmp_path, annotation, kind):
         of_one(tmp_path, [{"id": 1, "image_id": 1} | annotation])
 
 
-def test_results_of_a_detector_say_what_they_are(tmp_path):
-    (tmp_path / "results.json").write_text(json.dumps([mask()]))
-    with error_line(r"results\.json: holds a list, .*results"):
-        CocoSource(tmp_path / "results.json", tmp_path).listing(ConvertOptions())
+@pytest.mark.parametrize(
+    "text, told",
+    [
+        ('[{"segmentation": []}]', "holds a list, .*results"),
+        ('[{"annotations": [{"result": [{"original_width": 9}]}]}]', "Label Studio; export 'COCO'"),
+        ('{"a.jpg9": {"regions": [{"shape_attributes": {}}]}}', "VIA .*'COCO format'"),
+        ('\ufeff{"type": "FeatureCollection"}', "GeoJSON"),
+        ("<?xml?><annotations/>", "XML, as CVAT .*'COCO 1.0'"),
+        ('{"shapes": []}', "give the folder"),
+        ("PK\3\4", "unpack it"),
+        ('{"images": [{"file_name": "a.jpg", "original_width": 9}], "anno', "not valid JSON"),
+    ],
+)
+def test_files_of_other_programs_say_what_to_export(tmp_path, text, told):
+    (tmp_path / "a.json").write_text(text, "utf-8")
+    with error_line(rf"a\.json: .*{told}"):
+        CocoSource(tmp_path / "a.json", tmp_path).listing(ConvertOptions())
 
 
 def test_a_json_that_begins_otherwise_is_first_offered_to_other_formats(tmp_path):

@@ -154,7 +154,8 @@ def test_what_is_refused(photos, tmp_path):
     with error_line(r"LabelMe .* and of YOLO"):
         convert(labels, photos, tmp_path / "out", ConvertOptions())
     (labels / "a.txt").unlink()
-    with error_line("not a file of LabelMe"):
+    (labels / "a.json").write_text('{"objects": [{"geometryType": "polygon"}]}')
+    with error_line("not a file of LabelMe .*; it is JSON of Supervisely"):
         convert(labels, photos, tmp_path / "out", ConvertOptions())
     with error_line("drop --split-components"):
         convert(labels, photos, tmp_path / "out", ConvertOptions(split_components=True))
