@@ -451,6 +451,7 @@ const topmost = (at) => image.objects.filter(({ mask }) => contains(mask, ...at)
 function pressed(event) {
   if (!image || event.button > 2) return;   // the others go back and forward in browsers
   $("a-marks").focus({ preventScroll: true });
+  if ($("a-list").classList.contains("shown")) { showList(false); return; }   // it lies over the image
   $("a-marks").setPointerCapture(event.pointerId);
   pointers.set(event.pointerId, event);
   if (pointers.size > 1) { release(); pinched = stage.pinch(pointers, null); return; }
@@ -626,7 +627,7 @@ function keyed(event) {
   if (event.key === " ") { spaced = true; event.preventDefault(); return; }
   const [name, action] = actionOf(event);
   if (!image && ![keys.n, actions.next, actions.previous, actions.help].includes(action)) return;
-  if (!action || (name === "Tab" && event.target !== $("a-marks"))) return;
+  if (!action || (name === "Tab" && (event.shiftKey || event.target !== $("a-marks")))) return;   // Shift+Tab leaves the image
   event.preventDefault();
   if (!event.repeat || repeated[name]) action();
 }

@@ -186,7 +186,7 @@ def test_old_edits_are_merged_and_keep_what_they_cost(kind, status, clicks, proj
     for version in range(12):
         found = edit(project, 0, version, {version % 3 + 1: square(version)}, kind)
     assert not any(each.changes for each in found.edits[: -found.undoable - 1])
-    assert [found.objects[key].mask for key in (1, 2, 3)] == [square(at).mask for at in (9, 10, 11)]
+    assert found.objects == {at - 8: square(at) for at in (9, 10, 11)}
     assert (found.status, progress(project)[0]["clicks"]) == (status, clicks)
     with error_line("nothing to undo"):
         found.moved(-found.undoable - 1)
