@@ -44,7 +44,7 @@ export function start({ writers }) {
   categories.start({ images: () => images, act, apart, send, active: () => active });
   const canvas = $("a-marks");
   Object.assign(canvas, { onpointerdown: pressed, onpointermove: moved, onpointerup: released, onpointercancel: cancelled, onpointerleave: left, ondblclick: closePolygon, oncontextmenu: (event) => event.preventDefault() });
-  canvas.addEventListener("wheel", (event) => { event.preventDefault(); stage.zoom(1.0015 ** -event.deltaY, event); }, { passive: false });
+  canvas.addEventListener("wheel", (event) => { event.preventDefault(); stage.zoom(1.0015 ** -turned(event), event); }, { passive: false });
   for (const button of $("a-tools").children) button.onclick = () => choose(button.dataset.tool);
   for (const [id, action] of Object.entries(actions)) if ($(`a-${id}`)) $(`a-${id}`).onclick = action;
   for (const id of ["a-contrast", "a-brightness"]) $(id).oninput = () => stage.contrast(Number($("a-contrast").value), Number($("a-brightness").value));
@@ -461,6 +461,9 @@ function pressed(event) {
   drag = { kind, from: at, points: [at], client: [event.clientX, event.clientY], last: [event.clientX, event.clientY], long: false, button: event.button, erase: tool === "erase" || (kind === "stroke" && event.button === 2) };
   if (kind === "corner") grab(event);
 }
+
+/** Returns how far a wheel was turned; two fingers on a trackpad, which a browser calls a wheel with Ctrl, turn it little. */
+const turned = ({ deltaY, ctrlKey }) => (ctrlKey ? Math.min(Math.max(7 * deltaY, -200), 200) : deltaY);
 
 function moved(event) {
   if (!image) return;

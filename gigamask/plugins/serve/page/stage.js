@@ -13,6 +13,7 @@ let view = { scale: 1, x: 0, y: 0 };   // place in the canvas = image * scale + 
 let ratio = 0;                         // pixels of the device by CSS pixel when the canvases were sized
 let fitted = true;                     // whether the view follows the size of the stage
 let painters = () => {};
+let coming = 0;                        // the frame in which it is drawn next
 const sprites = new Map();             // of masks, cropped to their boxes, by key
 const drawn = new Set();               // the keys of those that were drawn last
 const thumbnails = new Map();          // of objects, by mask and colour
@@ -48,7 +49,8 @@ function resize() {
     const wanted = { width: Math.max(1, Math.round(width * ratio)), height: Math.max(1, Math.round(height * ratio)) };
     if (canvas.width !== wanted.width || canvas.height !== wanted.height) Object.assign(canvas, wanted);
   }
-  if (fitted) fit(); else draw();
+  if (fitted) fit();
+  render();   // a canvas of another size is empty
 }
 
 export function fit() {
@@ -100,7 +102,12 @@ export const inside = (event) => { const [x, y] = place(event); return x >= 0 &&
 /** Returns how much of a page pixel's size an image pixel has, in percent. */
 export const percentShown = () => Math.round(100 * view.scale);
 
-export function draw() {
+/** Draws once in the next frame, however often it is asked to: two fingers move several times in one. */
+export function draw() { coming ||= requestAnimationFrame(render); }
+
+function render() {
+  cancelAnimationFrame(coming);
+  coming = 0;
   if (ratio && devicePixelRatio !== ratio) { resize(); return; }
   const [below, above] = ["a-pixels", "a-marks"].map((id) => $(id).getContext("2d"));
   for (const context of [below, above]) {
