@@ -1,11 +1,11 @@
 // The loop of Annotate: train on what is accepted, let the better model propose masks for the rest,
 // accept the certain ones, and see what a mask costs in each round.
-import { $, counted, every, make, percent, request, showMessage, withErrorMessages } from "./parts.js";
+import { $, counted, every, make, percent, renew, request, showMessage, withErrorMessages } from "./parts.js";
 import { colour, lines, runCharts } from "./charts.js";
 
 const EVERY_MS = 1500, LOST = 20, FEW = 20;   // fewer judged proposals tell nothing
 
-let hooks = null, status = null, images = [], visible = false, before = "", known = null, stale = false;
+let hooks = null, status = null, images = [], visible = false, before = "", known = null, stale = false, asked = 0;
 
 export function start(given) {
   hooks = given;
@@ -35,7 +35,9 @@ const busy = () => status && (status.training.state === "running" || status.prop
 
 export async function refresh() {
   stale = false;
-  status = await request("project/loop");
+  const mine = asked += 1, found = await request("project/loop");
+  if (mine !== asked) return;   // a newer one is coming
+  status = found;
   const now = JSON.stringify([status.proposing, status.progress]), listed = (now !== before || !images.length) && (await hooks.reload());
   if (listed) [images, before] = [listed, now];
   await train();
@@ -72,11 +74,12 @@ async function train() {
   $("a-training").classList.toggle("busy", state === "running");
   $("a-curve").replaceChildren(...(run ? runCharts([run], 0.5).curves.filter(Boolean).slice(0, 2) : []));
   const better = last?.verdict === "better", offered = better || (last?.verdict === "too few to tell" && last.after < last.before), used = model === rounds.length - 1;
-  $("a-result").replaceChildren(...(last ? [make("p", { className: better ? "good" : "", title: "mean number of clicks until 90 % of an object's mask is right, at most 20; masks that a model answered and nobody changed are left out" }, `Round ${rounds.length}: ${compared(last)}`),
+  renew($("a-result"), ...(last ? [make("p", { className: better ? "good" : "", title: "mean number of clicks until 90 % of an object's mask is right, at most 20; masks that a model answered and nobody changed are left out" }, `Round ${rounds.length}: ${compared(last)}`),
   used || !offered ? null : make("button", { type: "button", className: better ? "main" : "", onclick: withErrorMessages(async () => { $("a-model").value = rounds.length - 1; await $("a-model").onchange(); }) }, "Use the new model")].filter(Boolean) : []));
   const names = [[-1, status.weights], ...rounds.map(({ after }, i) => [i, `round ${i + 1} (${after.toFixed(1)} clicks)`])];
   $("weights").textContent = names[model + 1][1];   // the page began with the first
-  $("a-model").replaceChildren(...names.map(([value, name]) => make("option", { value, selected: value === model }, name)));
+  renew($("a-model"), ...names.map(([value, name]) => make("option", { value }, name)));
+  $("a-model").value = model;
   if (watched) $("a-result").scrollIntoView({ block: "nearest" });
 }
 

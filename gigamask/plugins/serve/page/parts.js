@@ -76,6 +76,12 @@ export function refill(list, entries) {
   if (key !== undefined) list.querySelector(`[data-key="${CSS.escape(key)}"]`)?.focus({ preventScroll: true });
 }
 
+/** Replaces what an element shows if it is not the same already: a list that is open, a focus and a click stay. */
+export function renew(element, ...children) {
+  const now = children.map(({ outerHTML }) => outerHTML).join("");
+  if (element.innerHTML !== now) element.replaceChildren(...children);
+}
+
 /** Scrolls a list, and nothing around it, to its pressed button. */
 export function showChosen(list) {
   const [around, button] = [list, list.querySelector("[aria-pressed=true]")].map((each) => each?.getBoundingClientRect());

@@ -1,5 +1,5 @@
 // Runs: curves, predictions, checkpoints and events of one run or two, refreshed while they train.
-import { $, bytes, count, every, make, pictureUrl, request, showMessage, withErrorMessages } from "./parts.js";
+import { $, bytes, count, every, make, pictureUrl, renew, request, showMessage, withErrorMessages } from "./parts.js";
 import { runCharts, short, zoomable } from "./charts.js";
 
 const EVERY_MS = 2000;
@@ -46,7 +46,7 @@ function list(runs) {
   const filled = (select, none) => {
     const options = runs.map((run) => make("option", { value: run.name }, label(run)));
     if (none) options.unshift(make("option", { value: "" }, "none"));
-    if (String([...select.options].map((option) => option.text)) !== String(options.map((option) => option.text))) select.replaceChildren(...options);
+    renew(select, ...options);
   };
   filled($("run-a"), !runs.length);
   filled($("run-b"), true);
