@@ -4,6 +4,7 @@ Each message is one line with the name, the value, the limit and what to do.
 """
 
 import math
+import os
 import sys
 from collections.abc import Iterable
 from numbers import Real
@@ -150,6 +151,25 @@ def check_counts(config: object, *names: str) -> None:
         value = getattr(config, name)
         for number in value if isinstance(value, tuple | list) else (value,):
             check_range(f"{type(config).__name__}.{name}", number, 1)
+
+
+def check_processes(name: str, count: int, least: int = 64) -> None:
+    """Check that a machine can hold the processes that a command is to start.
+
+    Args:
+        name: As for `check_range`.
+        count: Their number.
+        least: How many may be started on a machine of few cores, as they do for remote files.
+
+    Raises:
+        GigamaskError: There are more.
+    """
+    cores = os.cpu_count() or 1
+    if count > (most := max(least, 4 * cores)):
+        raise GigamaskError(
+            f"{name} {count}: more than four for each of the {cores} cores of this machine would "
+            f"fill its memory and gain no time; give at most {most}"
+        )
 
 
 def _lies(value: Any, least: float, most: float) -> bool:

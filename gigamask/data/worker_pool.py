@@ -26,7 +26,7 @@ from typing import Any, NoReturn, TypeVar
 import msgspec
 
 from gigamask import files
-from gigamask.errors import GigamaskError, check_range
+from gigamask.errors import GigamaskError, check_processes, check_range
 from gigamask.signals import STOP_SIGNALS
 
 Item = TypeVar("Item")
@@ -186,7 +186,7 @@ def parallel_map(
         The results in the order of the items.
 
     Raises:
-        GigamaskError: `workers` is less than 1, or a worker process died.
+        GigamaskError: `workers` is less than 1 or too many, or a worker process died.
         Exception: The first exception raised by `function`; no further items are started.
         SystemExit: This was one part of a command, and its results are written.
     """
@@ -237,7 +237,7 @@ def ordered_map(
         workers: Number of processes; 1 runs everything in this process.
 
     Raises:
-        GigamaskError: A worker process died.
+        GigamaskError: There are too many workers, or one died.
     """
     if workers <= 1:
         yield from map(function, items)
@@ -256,6 +256,7 @@ def ordered_map(
 @contextmanager
 def _pool(workers: int) -> Iterator[ProcessPoolExecutor]:
     """Yield worker processes, which end with the context."""
+    check_processes("--workers", workers)
     # Forked processes would inherit the locks and threads of torch and of remote file systems.
     context = multiprocessing.get_context("spawn")
     with stop_signals_blocked():  # before the pool starts it, which would die of them

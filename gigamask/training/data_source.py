@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from gigamask.errors import check_processes
 from gigamask.interfaces import SampleTable
 from gigamask.records import StepPlan
 from gigamask.samplers.batch_sampler import Locate
@@ -53,7 +54,11 @@ def loader_processes(workers: int | None, on_gpu: bool) -> int:
         workers: The number that is asked for. None chooses it: 1 on a CPU, where training takes the
             other cores; on a GPU, this process's part of the machine's cores but one.
         on_gpu: Whether the training runs on a GPU.
+
+    Raises:
+        GigamaskError: More are asked for than the machine can hold.
     """
+    check_processes("--loader.workers", workers or 1)
     if workers is not None or not on_gpu:
         return 1 if workers is None else workers
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()

@@ -17,7 +17,7 @@ from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from gigamask import config_files, recipes
-from gigamask.errors import GigamaskError, abridged, check_range, counted
+from gigamask.errors import GigamaskError, abridged, check_processes, check_range, counted
 from gigamask.models.manifest import list_checkpoints
 from gigamask.progress import progress_bar, say
 from gigamask.training.config import TrainConfig
@@ -395,12 +395,7 @@ def count_processes(
             "processes > 1 needs a configuration that was made from a recipe, such as "
             "recipes.compact().with_(...)"
         )
-    cores = os.cpu_count() or 1
-    if config.processes > max(MAX_PROCESSES, 4 * cores):
-        raise GigamaskError(
-            f"--processes {config.processes}: more than four for each of the {cores} cores of this "
-            "machine would fill its memory and gain no time"
-        )
+    check_processes("--processes", config.processes, MAX_PROCESSES)
     return config.processes
 
 

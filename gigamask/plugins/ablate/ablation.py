@@ -27,7 +27,13 @@ from gigamask.data import worker_pool
 from gigamask.data.index import Index
 from gigamask.data.mask_sampling import MaskFilters
 from gigamask.data.sample_table import COARSE_ABOVE, FINE_BELOW
-from gigamask.errors import GigamaskError, TrainingInterruptedError, check_range, counted
+from gigamask.errors import (
+    GigamaskError,
+    TrainingInterruptedError,
+    check_processes,
+    check_range,
+    counted,
+)
 from gigamask.evaluation import clicks
 from gigamask.plugins.ablate.budget import MEASUREMENTS, Budget, cpu_time_s, step_cpu_seconds
 from gigamask.plugins.ablate.tables import load_table
@@ -141,6 +147,7 @@ def run(
     threads = max(1, torch.get_num_threads() // parallel_runs) if parallel_runs > 1 else None
     steps = _steps_by_variant(variants, recipe, data, out, budget, threads)
     trainings = plan_runs(variants, arguments, out, seeds, threads, steps)
+    check_processes("--parallel-runs", min(parallel_runs, len(trainings)))
     train_index, test_index = (
         indexes.open_or_build(list(paths), Path(out) / "indexes") for paths in (data, test.paths)
     )

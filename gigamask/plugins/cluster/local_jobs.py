@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from gigamask.errors import GigamaskError, counted
+from gigamask.errors import GigamaskError, check_processes, counted
 from gigamask.plugins.cluster.submission import ATTEMPTS, Plan, last_line
 
 STOP_S = 40.0
@@ -99,9 +99,10 @@ def environments_of(plan: Plan, environment: Mapping[str, str]) -> list[Mapping[
         environment: Environment variables.
 
     Raises:
-        GigamaskError: There are fewer GPUs than the parts need.
+        GigamaskError: There are fewer GPUs than the parts need, or too many parts.
     """
     parallel = min(plan.parallel or 1, plan.count)
+    check_processes("--submit-parallel", parallel)
     on_cpu = str(getattr(plan.options, "device", "auto")).startswith("cpu")
     if parallel == 1 or not plan.gpus or on_cpu:
         return [environment] * parallel

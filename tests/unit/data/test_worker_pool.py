@@ -12,6 +12,7 @@ import psutil
 import pytest
 import torch
 
+from gigamask.data import worker_pool
 from gigamask.data.worker_pool import AHEAD, ordered_map, parallel_map, part_of
 from gigamask.errors import GigamaskError
 from tests.errors import error_line
@@ -143,6 +144,7 @@ def test_workers_exit_when_the_parent_is_killed(tmp_path):
 INTERRUPTED = """
 import signal, sys, time
 from pathlib import Path
+from gigamask.data import worker_pool
 from gigamask.data.worker_pool import AHEAD, ordered_map, parallel_map, part_of
 
 def work(path):
@@ -203,6 +205,10 @@ def test_a_signal_to_all_processes_ends_them_with_one_message(tmp_path, number, 
     assert not list((tmp_path / "temporary").iterdir())
 
 
-def test_at_least_one_worker_is_needed():
+@pytest.mark.parametrize("run", [parallel_map, lambda *words: list(ordered_map(*words))])
+def test_workers_are_at_least_one_and_no_more_than_the_machine_holds(run, monkeypatch):
+    monkeypatch.setattr(worker_pool, "ProcessPoolExecutor", None)
+    with error_line("--workers 9999: more than four for each of the .* at most "):
+        run(double, range(10_000), 9999)
     with error_line(r"--workers must be at least 1 .got 0"):
         parallel_map(double, range(3), 0)

@@ -5,6 +5,7 @@ import os
 import pytest
 
 from gigamask.training.data_source import loader_processes
+from tests.errors import error_line
 
 
 @pytest.mark.parametrize(
@@ -25,3 +26,5 @@ def test_loaders_take_the_cores_that_training_leaves(
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(cores)), raising=False)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(processes))
     assert loader_processes(asked, on_gpu) == expected
+    with error_line("--loader.workers 9999: more than four for each"):
+        loader_processes(9999, on_gpu)
