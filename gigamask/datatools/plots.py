@@ -3,6 +3,7 @@
 matplotlib is imported on first use. Figures are made without pyplot, so there is no global state.
 """
 
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,8 @@ ABOVE: dict[str, Any] = {
     "frameon": False,
 }
 """Position of the legend on the line of the title, where it covers nothing."""
+MARK = "Matplotlib"
+"""What files that it wrote hold, but for JPEGs, which get it as a comment."""
 MAX_EPOCH_LINES = 20
 SIZE_INCHES, DPI = (16.0, 4.0), 100
 """Size of one row of panels."""
@@ -46,6 +49,23 @@ def require_matplotlib() -> None:
         raise GigamaskError(
             "--picture needs matplotlib, which is not installed; run pip install 'gigamask[plots]'"
         ) from None
+
+
+def check_picture(path: str) -> None:
+    """Check, before any work is done, that a plot can be drawn to a file.
+
+    Args:
+        path: The file.
+
+    Raises:
+        GigamaskError: Matplotlib is not installed, or the file holds something else than a plot.
+    """
+    require_matplotlib()
+    with suppress(OSError), open(path, "rb") as file:
+        if MARK.encode() not in file.read():
+            raise GigamaskError(
+                f"--picture {path}: would be replaced, but no plot is in it; give another file"
+            )
 
 
 def plot_stats(stats: dict[str, Any], path: str | Path, title: str) -> None:
@@ -209,7 +229,8 @@ def _bars(panel: "Axes", name: str, counts: dict[str, int], total: int, y_label:
 def _save(figure: "Figure", path: str | Path) -> None:
     """Write a figure in the format that the file's suffix selects."""
     try:
-        figure.savefig(path)
+        is_jpeg = str(path).lower().endswith((".jpg", ".jpeg"))
+        figure.savefig(path, **({"pil_kwargs": {"comment": MARK}} if is_jpeg else {}))
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or str(error)
         raise GigamaskError(

@@ -41,7 +41,7 @@ class StatsCommand(AnnotationOptions):
         from gigamask.workflows import own_data
 
         if self.picture:
-            plots.require_matplotlib()
+            plots.check_picture(self.picture)
         tars = own_data.own_tars(self.paths, self)
         with open_or_build_temporary(tars) as index:
             if self.sampler is not None:

@@ -140,6 +140,18 @@ def test_a_file_that_cannot_be_written_is_named(found, tmp_path, name, why):
         plots.plot_sampler_stats(sampler_stats.describe(SIX, Random()), tmp_path / name, "six")
 
 
+@pytest.mark.parametrize("suffix", ["png", "jpg", "svg"])
+def test_a_plot_is_drawn_again_but_replaces_no_photograph(tmp_path, suffix):
+    from matplotlib.figure import Figure
+
+    plots.check_picture(plot := f"{tmp_path}/plot.{suffix}")
+    plots._save(Figure(), plot)
+    plots.check_picture(plot)
+    Image.new("RGB", (8, 8)).save(photo := f"{tmp_path}/photo.png")
+    with error_line("--picture .*photo.png: would be replaced, but no plot is in it"):
+        plots.check_picture(photo)
+
+
 @pytest.mark.parametrize("words", ["", "--sampler random"])
 def test_without_matplotlib_the_error_says_what_to_install(
     words, scenes, tmp_path, capsys, monkeypatch
