@@ -64,7 +64,7 @@ def format_recipes(command: str | None = None) -> str:
         command: The command, such as "train"; None: recipes of all.
     """
     return "\n".join(
-        f"  {recipe.__name__:15} {(recipe.__doc__ or '').strip().splitlines()[0]}"
+        f"  {recipe.__name__:15} {(recipe.__doc__ or '-').strip().splitlines()[0]}"
         for recipe in built_in(command)
     )
 

@@ -38,6 +38,11 @@ def test_every_recipe_says_what_it_is_and_can_be_found():
         assert recipe().recipe == recipe.__name__
 
 
+def test_a_recipe_without_a_docstring_is_listed(monkeypatch):
+    monkeypatch.setattr(recipes, "built_in", lambda command: [lambda: None])
+    assert recipes.format_recipes() == "  <lambda>        -"
+
+
 def test_a_recipe_is_still_a_function_after_its_module_was_imported():
     for recipe in recipes.built_in():
         assert getattr(recipes, recipe.__name__) is recipe
