@@ -22,9 +22,13 @@ USAGE = """usage: gigamask ground train RECIPE --segmenter WEIGHTS --data PATH..
        gigamask ground memory [--language MODEL]"""
 
 
-@dataclass(frozen=True)
 class GroundCommand:
     """find masks by text: train a model (ground train), evaluate it, write scenes, plan memory"""
+
+
+@dataclass(frozen=True)
+class GroundEvaluateCommand:
+    """score a grounding model on queries, beside baselines that do not look at the image"""
 
     weights: Annotated[str, Positional("RUN")]
     """run folder of 'gigamask ground train', or one of its checkpoints"""
@@ -159,7 +163,11 @@ def parse(arguments: Sequence[str]) -> Any:
     from gigamask.plugins.grounding.cli.memory import GroundMemoryCommand
     from gigamask.plugins.grounding.cli.synth import GroundSynthCommand
 
-    known = {"evaluate": GroundCommand, "synth": GroundSynthCommand, "memory": GroundMemoryCommand}
+    known = {
+        "evaluate": GroundEvaluateCommand,
+        "synth": GroundSynthCommand,
+        "memory": GroundMemoryCommand,
+    }
     if not arguments or arguments[0] in ("-h", "--help"):
         print(f"{USAGE}\n\n{GroundCommand.__doc__}\n\nEach has its own --help.")
         raise SystemExit(0)

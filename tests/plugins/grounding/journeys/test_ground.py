@@ -178,7 +178,7 @@ def test_help_is_there(capsys):
         ("ground", "usage: gigamask ground train RECIPE --segmenter WEIGHTS"),
         ("ground --help", "gigamask ground evaluate RUN [--data PATH... --queries FILE...]"),
         ("ground train --help", "RECIPE --segmenter WEIGHTS --queries FILE"),
-        ("ground evaluate --help", "--calibrate"),
+        ("ground evaluate --help", "score a grounding model"),
         ("ground train ground_tiny --help", "--segmenter"),
         ("ask --help", "--annotation"),
     ):
