@@ -35,7 +35,9 @@ def check_card(out: Path) -> None:
     """
     card = out / CARD
     if card.is_file() and MARK not in card.read_text(encoding="utf-8", errors="replace"):
-        raise GigamaskError(f"--out {out}: holds a {CARD} that no export wrote; give a folder")
+        raise GigamaskError(
+            f"--out {out}: holds a {CARD} that no export wrote; give another folder"
+        )
 
 
 def write_card(
