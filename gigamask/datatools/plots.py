@@ -230,7 +230,8 @@ def _save(figure: "Figure", path: str | Path) -> None:
     """Write a figure in the format that the file's suffix selects."""
     try:
         is_jpeg = str(path).lower().endswith((".jpg", ".jpeg"))
-        figure.savefig(path, **({"pil_kwargs": {"comment": MARK}} if is_jpeg else {}))
+        options: dict[str, Any] = {"pil_kwargs": {"comment": MARK}} if is_jpeg else {}
+        figure.savefig(path, **options)
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or str(error)
         raise GigamaskError(
