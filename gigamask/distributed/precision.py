@@ -114,6 +114,24 @@ def autocast(precision: Precision, device: torch.device) -> contextlib.AbstractC
 
 
 @contextlib.contextmanager
+def training_defaults(device: torch.device) -> Iterator[None]:
+    """Leave the modes and defaults that a program has set, such as no gradients, in the context.
+
+    Args:
+        device: Device of the model.
+    """
+    dtype = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    is_cpu = torch.get_default_device().type == "cpu"
+    place = contextlib.nullcontext() if is_cpu else torch.device("cpu")
+    try:
+        with torch.inference_mode(False), torch.enable_grad(), autocast_off(device.type), place:
+            yield
+    finally:
+        torch.set_default_dtype(dtype)
+
+
+@contextlib.contextmanager
 def float32_products(tf32: bool) -> Iterator[None]:
     """Let a GPU multiply float32 matrices in TF32 within the context.
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from gigamask.distributed.precision import choose_device, float32_products
+from gigamask.distributed.precision import choose_device, float32_products, training_defaults
 from gigamask.distributed.world import World, dump_stacks_on_hang, meet
 from gigamask.errors import EvaluationStoppedError, GigamaskError
 from gigamask.files import exclusive_lock
@@ -76,6 +76,7 @@ def train(
     device = choose_device(config.check().device)
     item_sampler(config).check(config.batch_size, world.size, world.nodes)
     with ExitStack() as stack:
+        stack.enter_context(training_defaults(device))
         saved = lock_and_resume(config, world, device, stack)
         with progress_bar("read data and weights"):
             state, data, evaluate = world.main_first(

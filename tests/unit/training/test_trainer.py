@@ -179,6 +179,19 @@ def test_a_rate_that_is_no_number_stops_before_it_ruins_the_weights(tmp_path, sc
         trainer.train(run_in(tmp_path / "run", scenes, steps=1))
 
 
+def test_modes_that_a_program_has_set_change_nothing(tmp_path, scenes):
+    plain, other = (run_in(tmp_path / name, scenes, steps=2) for name in ("plain", "other"))
+    trainer.train(plain)
+    torch.set_default_dtype(torch.float64)
+    try:
+        with torch.inference_mode(), torch.autocast("cpu"), torch.device("meta"):
+            trainer.train(other)
+        assert torch.get_default_dtype() == torch.float64
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert same(tmp_path / "plain", tmp_path / "other")
+
+
 @pytest.mark.slow
 def test_an_error_that_is_kept_leaves_no_process(tmp_path, scenes, monkeypatch):
     """Python waits at its end for processes of the loader, which ignore SIGTERM."""
