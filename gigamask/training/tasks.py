@@ -250,7 +250,8 @@ def encode(
     drop_path: Tensor | None,
     precision: Precision,
 ) -> ImageEmbedding:
-    """Return the embedding; a frozen encoder runs without gradients and without drop path.
+    """Return the embedding; a frozen encoder runs without drop path, and without gradients unless
+    the decoder trains a part of the embedding.
 
     Args:
         model: The model.
@@ -260,10 +261,11 @@ def encode(
         precision: Precision of the model.
     """
     is_trained = any(parameter.requires_grad for parameter in model.image_encoder.parameters())
+    learns = is_trained or model.config.decoder.trains_embedding
     with (
         profile_range("encode"),
         autocast(precision, images.device),
-        torch.set_grad_enabled(is_trained and torch.is_grad_enabled()),
+        torch.set_grad_enabled(learns and torch.is_grad_enabled()),
     ):
         return model.encode(images, input_sizes, drop_path if is_trained else None)
 

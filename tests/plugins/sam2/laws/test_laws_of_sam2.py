@@ -6,18 +6,20 @@ import pytest
 import torch
 
 from gigamask import recipes
+from gigamask.data.index import build as build_index
 from gigamask.models.configs import vit_b
 from gigamask.models.init import build_model
 from gigamask.models.state_dict import save_weights
 from gigamask.plugins.sam2.configs import sam2_small, sam2_tiny
 from gigamask.plugins.sam2.convert import SIZES
+from gigamask.training.train_data import TrainData
 from tests.errors import error_line
 from tests.laws import test_rounds_gradients, test_training
 from tests.plugins.sam2.models import SAM2, little_sam2
 from tests.unit.export import test_export
 from tests.unit.models import test_channels, test_embedding_cache, test_lora
 from tests.unit.models.test_class_head import classed
-from tests.unit.training import test_synchronization
+from tests.unit.training import test_state, test_synchronization
 
 
 @pytest.fixture(scope="module")
@@ -70,6 +72,17 @@ def test_its_embedding_is_not_kept():
     config = replace(little_sam2(), data=("a.tar",), embedding_cache="cache", init="weights")
     with error_line(r"--embedding-cache.*a part of the embedding"):
         replace(config, freeze=("image_encoder",)).check()
+
+
+def test_beside_a_frozen_encoder_all_of_the_decoder_learns(scenes, tmp_path):
+    """Also what it adds to the embedding, whose graph the encoder has no part in."""
+    run = replace(little_sam2(), freeze=("image_encoder",), batch_size=2, micro_batch_size=2)
+    (batch,) = next(TrainData(run, build_index(scenes, tmp_path / "index")).batches())
+    state, before = test_state.after_steps(run, batch)
+    own = tuple(f"mask_decoder.{part}" for part in state.model.embedding_parts)
+    now = {name: each for name, each in state.model.named_parameters() if name.startswith(own)}
+    assert len(now) == 5
+    assert not [name for name, each in now.items() if torch.equal(each, before[name])]
 
 
 def test_others_have_no_classes(tmp_path):
