@@ -18,7 +18,7 @@ pixels.
 import importlib.util
 import json
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from copy import deepcopy
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -38,6 +38,8 @@ from gigamask.types import Prompts
 
 Tensors = dict[str, Tensor]
 OPSET = 17
+MOST_BYTES = 2**31 - 2**24
+"""Most bytes of weights within a file, which may have 2 GiB."""
 ENCODER, DECODER = "encoder.onnx", "decoder.onnx"
 ENCODER_AXES = {name: {0: "images"} for name in ("image", "input_size", "image_embeddings")}
 DECODER_OUTPUTS = ["masks", "iou_predictions", "low_res_masks"]
@@ -196,16 +198,12 @@ def write_onnx(
         embedding = model.encode(probe.pixels, probe.valid)
     encoder_inputs = {"image": probe.pixels, "input_size": probe.valid}
     encoder = OnnxEncoder(traceable)
-    export(encoder, encoder_inputs, out / ENCODER, ENCODER_AXES, precision)
+    written = export(encoder, encoder_inputs, out / ENCODER, ENCODER_AXES, precision)
     decoder_inputs = _decoder_inputs(embedding, probe.prompts[0], SIZES[0], mask_size)
     axes = DECODER_AXES | ({CLASS_SCORES: {0: "prompts"}} if model.config.class_names else {})
-    export(decoder, decoder_inputs, out / DECODER, axes, precision)
-    for name in (ENCODER, DECODER):
-        _state_config(out / name, model)
-    return {
-        "files": [str(out / ENCODER), str(out / DECODER)],
-        "difference": _verify(model, decoder, probe, out, TOLERANCES[precision]),
-    }
+    written += export(decoder, decoder_inputs, out / DECODER, axes, precision)
+    worst = _verify(model, decoder, probe, out, TOLERANCES[precision])
+    return {"files": written, "difference": worst}
 
 
 def check_onnx(out: Path) -> None:
@@ -235,8 +233,8 @@ def export(
     path: Path,
     axes: dict[str, dict[int, str]],
     precision: OnnxPrecision = "fp32",
-) -> None:
-    """Trace a module and write it.
+) -> list[str]:
+    """Trace a module and write it, with the configuration of its model in the metadata.
 
     Args:
         module: The module.
@@ -244,7 +242,11 @@ def export(
         path: The ONNX file.
         axes: Axes of any length by the name of the input or output; all outputs, in order.
         precision: Precision of weights and products.
+
+    Returns:
+        The file, and that of its weights, if they are too large for a file of ONNX.
     """
+    import onnx
 
     def write(partial: Path) -> None:
         # The newer exporter (dynamo) requires static sizes, but image sizes vary.
@@ -258,37 +260,37 @@ def export(
             opset_version=OPSET,
             dynamo=False,
         )
-        if precision == "fp16":
-            _halve(partial)
+        exported, typed = onnx.load(str(partial)), f"{partial}.types"
+        if precision == "fp16":  # by paths, which may be of more than 2 GiB
+            onnx.shape_inference.infer_shapes_path(str(partial), typed)
+            _halve(exported.graph, onnx.load(typed, load_external_data=False).graph.value_info)
+        spec = json.dumps(make_spec(cast(Any, module).model.config))
+        onnx.helper.set_model_props(exported, {SPEC: spec})
+        is_large = sum(len(each.raw_data) for each in exported.graph.initializer) > MOST_BYTES
+        onnx.save(
+            exported, str(partial), save_as_external_data=is_large, location=f"{path.name}.data"
+        )
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         files.write_atomically(path, write)
+    return sorted(map(str, path.parent.glob(f"{path.name}*")))
 
 
-def _state_config(path: Path, model: PromptableModel) -> None:
-    """Add the model's configuration to the metadata of a file."""
-    import onnx
+def _halve(graph: Any, values: Iterable[Any]) -> None:
+    """Store weights in float16, and compute convolutions and products of them in it.
 
-    exported = onnx.load(str(path))
-    onnx.helper.set_model_props(exported, {SPEC: json.dumps(make_spec(model.config))})
-    files.write_atomically(path, lambda partial: onnx.save(exported, str(partial)))
-
-
-def _halve(path: Path) -> None:
-    """Store weights in float16, and compute convolutions and products of them in it."""
-    import onnx
+    Args:
+        graph: The graph, changed in place.
+        values: The types of its values.
+    """
     from onnx import TensorProto, helper, numpy_helper
 
-    model = onnx.load(str(path))
-    graph = model.graph
     weights = {tensor.name: tensor for tensor in graph.initializer}
     halves: set[str] = set()
     nodes = []
     doubles = {
-        value.name
-        for value in onnx.shape_inference.infer_shapes(model).graph.value_info
-        if value.type.tensor_type.elem_type == TensorProto.DOUBLE
+        value.name for value in values if value.type.tensor_type.elem_type == TensorProto.DOUBLE
     }
     for node in graph.node:
         is_place = any(COORDINATES in name or name in doubles for name in node.input)
@@ -316,7 +318,6 @@ def _halve(path: Path) -> None:
             graph.initializer.remove(tensor)
     del graph.node[:]
     graph.node.extend(nodes)
-    onnx.save(model, str(path))
 
 
 @torch.no_grad()

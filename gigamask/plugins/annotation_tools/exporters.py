@@ -139,7 +139,7 @@ def write_xanylabeling(model: PromptableModel, out: Path) -> dict:
     traceable, rng = make_traceable(model), make_rng(0, "probe")
     encoder, decoder = XAnyLabelingEncoder(traceable).eval(), XAnyLabelingDecoder(traceable).eval()
     image = torch.from_numpy(rng.integers(0, 256, (*XANYLABELING_SIZE, 3)).astype("float32"))
-    export(encoder, {"image": image}, out / ENCODER, {"image_embeddings": {}})
+    written = export(encoder, {"image": image}, out / ENCODER, {"image_embeddings": {}})
     embedding = encoder(image)
     found = run_session(open_session(out / ENCODER), {"image": image})
     reader = f"{out / ENCODER}: onnxruntime"
@@ -160,7 +160,7 @@ def write_xanylabeling(model: PromptableModel, out: Path) -> dict:
         return dict(zip(DECODER_OUTPUTS, outputs, strict=True))
 
     probes = draw_prompts(model, embedding, answers)
-    export(decoder, make_inputs(embedding, probes[0]), out / DECODER, DECODER_AXES)
+    written += export(decoder, make_inputs(embedding, probes[0]), out / DECODER, DECODER_AXES)
     session, reader = open_session(out / DECODER), f"{out / DECODER}: onnxruntime"
     for prompts in probes:
         found = run_session(session, make_inputs(embedding, prompts))
@@ -178,10 +178,7 @@ def write_xanylabeling(model: PromptableModel, out: Path) -> dict:
     }
     path = out / f"{name}.yaml"
     files.write_text(path, yaml.safe_dump(description, sort_keys=False))
-    return {
-        "files": [*(str(out / each) for each in (ENCODER, DECODER)), str(path)],
-        "difference": worst,
-    }
+    return {"files": [*written, str(path)], "difference": worst}
 
 
 @keep_if_equal()

@@ -188,11 +188,17 @@ def test_a_folder_is_hugging_faces(model, tmp_path):
 @pytest.mark.parametrize(
     "change", long_after(1, [{}, {"image_size": 96, "global_attn_indexes": ()}])
 )
-def test_onnx_predicts_as_the_model_does(change, tmp_path):
+@pytest.mark.parametrize("most, files", [(onnx.MOST_BYTES, 2), (0, 4)])
+def test_onnx_predicts_as_the_model_does(change, most, files, tmp_path, monkeypatch):
+    """Weights that are more than a file may have lie beside it."""
     spec: SamConfig = replace(SPEC, **change)
+    monkeypatch.setattr(onnx, "MOST_BYTES", most)
     told = onnx.write_onnx(build_model(spec, 0).eval(), tmp_path / "onnx")
     assert told["difference"] < 1e-4
-    assert [path.rpartition("/")[2] for path in told["files"]] == ["encoder.onnx", "decoder.onnx"]
+    names = [path.rpartition("/")[2] for path in told["files"]]
+    assert names[:: files // 2] == ["encoder.onnx", "decoder.onnx"]
+    assert len(names) == files
+    onnx.open_session(told["files"][0])
 
 
 @pytest.mark.long
