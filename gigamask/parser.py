@@ -52,8 +52,9 @@ PROGRESS = (
 """Help of the flag that `cli.main` reads for all commands."""
 NONE: Mapping[str, Any] = MappingProxyType({})
 TYPED: ContextVar[bool] = ContextVar("typed", default=False)
-"""Whether a person has typed the flags: a list is then not given twice, where the earlier values
-would be lost in silence. Of flags that a program puts together, the last counts."""
+"""Whether a person has typed the flags: a list, or a flag under two names, is then not given twice,
+where the earlier values would be lost in silence. Of flags that a program puts together, the last
+counts."""
 
 
 class Positional(NamedTuple):
@@ -165,7 +166,9 @@ def parse_words(
     try:
         given = {}
         for name, value in stated.items():
-            given[name := aliases.get(name, name)] = value
+            if (name := aliases.get(name, name)) in given and given[name].file == value.file:
+                raise GigamaskError(f"{value.file}: {name} is given under two names; give it once")
+            given[name] = value
             if name not in known:
                 near = _near(name, known, aliases).replace(" --", " ")
                 raise GigamaskError(f"{value.file}: unknown key {near}")
@@ -248,10 +251,12 @@ def _read(
 ) -> dict[str, Given]:
     """Return the values of flags and of arguments without a flag, by leaf."""
     given: dict[str, Given] = {}
+    spelled: dict[str, str] = {}
     loose: list[str] = []
     negative = {_negated(leaf.name): leaf.name for leaf in known.values() if leaf.kind is bool}
     for typed, values in words:
         name = aliases.get(typed, typed)
+        spelled.setdefault(name, typed)
         if name in negative:
             name, values = negative[name], ["false", *values]
         leaf, count = known.get(name), 1
@@ -262,8 +267,10 @@ def _read(
         elif leaf.kind is bool:
             count = int(values[:1] in (["true"], ["false"]))
             given[name] = Given(values[0] if count else "true")
-        elif leaf.words is None and name in given and TYPED.get():
-            raise GigamaskError(f"--{typed} is given twice; give it once, with all its values")
+        elif name in given and TYPED.get() and (leaf.words is None or spelled[name] != typed):
+            raise GigamaskError(
+                f"--{spelled[name]} is given twice; give it once, with all its values, as --{typed}"
+            )
         elif leaf.words != 1 and (values or leaf.default is not MISSING):
             count = leaf.words or len(values)
             given[name] = Given([] if values == ["[]"] else values[:count])

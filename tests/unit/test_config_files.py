@@ -230,6 +230,7 @@ def test_the_fields_of_a_component_that_a_later_file_replaces_are_dropped(
     [
         ("optimizer.lr: high", r"^\S*b.yaml: optimizer.lr must be a number .*'high'"),
         ("optimizer:\n  lr: [1, 2]", r"^\S*b.yaml: optimizer.lr .*'1 2'"),
+        ("lr: 1\noptimizer: {lr: 2}", r"^\S*b.yaml: optimizer.lr is given under two names"),
         ("optimizer.betas: [0.9]", r"^\S*b.yaml: optimizer.betas must be 2 values.*'0.9'"),
         ("sampler: randm", r"^\S*b.yaml: --sampler 'randm'.*perhaps you meant random"),
         ("sampler: [a]", r"^\S*b.yaml: .*sampler"),

@@ -199,9 +199,12 @@ def test_a_command_of_a_plugin_that_was_deleted_names_it(monkeypatch, capsys):
     assert "plugin formats, which is not installed" in refusal(capsys, "extract in --out out")
 
 
-@pytest.mark.parametrize("flag", ["--data", "--ignore", "--classes", "--freeze", "--data-weights"])
+TWICE = ["--data", "--ignore", "--classes", "--freeze", "--data-weights", "--lr"]
+
+
+@pytest.mark.parametrize("flag", TWICE)
 def test_values_that_are_typed_twice_are_refused(monkeypatch, capsys, flag):
-    words = f"gigamask train tiny {flag} 1 {flag}=2 --out never"
+    words = f"gigamask train tiny {flag} 1 {flag.replace('lr', 'optimizer.lr')}=2 --out never"
     monkeypatch.setattr(sys, "argv", words.split())
     assert main.main() == 2
     assert f"{flag} is given twice; give it once" in capsys.readouterr().err
