@@ -308,13 +308,20 @@ def save_model(model: PromptableModel, path: str | Path) -> None:
         path: `NAME.pth` for Meta's format, `NAME.safetensors`, or a folder for Hugging Face's.
 
     Raises:
-        GigamaskError: The file cannot be written, or its contents differ when read back.
+        GigamaskError: The name is that of another file of weights, the file cannot be written, or
+            its contents differ when read back.
     """
     from gigamask.export import huggingface, official
     from gigamask.models.promptable import require_model
 
     require_model(model)
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
     writers = {".pth": official.write_pth, ".safetensors": official.write_safetensors}
+    others = ".pt", ".bin", ".ckpt", ".onnx"
+    if path.suffix not in writers and path.suffix.lower() in (*writers, *others):
+        raise GigamaskError(
+            f"{path}: would be a folder; end the name in .pth or .safetensors, or leave its end "
+            "out (gigamask export --to onnx writes ONNX)"
+        )
+    path.parent.mkdir(parents=True, exist_ok=True)
     writers.get(path.suffix, huggingface.write_huggingface)(model, path)

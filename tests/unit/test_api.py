@@ -140,6 +140,9 @@ def test_saved_models_load_equal(trained, tmp_path):
     assert all(torch.equal(loaded[key], state[key]) for key in state)
     with error_line("converted to half precision, .* save it before that"):
         gigamask.save_model(deepcopy(trained.model).half(), tmp_path / "half.safetensors")
+    for name in ("model.onnx", "model.SAFETENSORS"):
+        with error_line(f"{name}: would be a folder; end the name in .pth or .safetensors"):
+            gigamask.save_model(trained.model, tmp_path / name)
 
 
 def test_what_a_user_types_first(scenes, tmp_path, no_shape_checks):
