@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import torch
 
@@ -173,8 +173,3 @@ class LossScaler:
     def state_dict(self) -> dict[str, float]:
         """Return the state, as the manifest of a checkpoint stores it."""
         return {"value": self.value, "good": self.growth_tracker}
-
-    @classmethod
-    def from_state_dict(cls, state: dict[str, Any]) -> "LossScaler":
-        """Return the scaler with a state that `state_dict` returned."""
-        return cls(state["value"], state["good"])

@@ -24,11 +24,6 @@ SLOW_TIMEOUT = timedelta(days=7)
 """Timeout for work that one process does alone; the death of a process is noticed at once."""
 
 
-def never() -> bool:
-    """Return False: no stop signal is handled."""
-    return False
-
-
 @dataclass(frozen=True)
 class World:
     """The processes that train together, the same number per machine; by default only this one.
@@ -47,7 +42,7 @@ class World:
     node: int = 0
     nodes: int = 1
     slow_group: distributed.ProcessGroup | None = None
-    stop_requested: Callable[[], bool] = never
+    stop_requested: Callable[[], bool] = lambda: False
 
     @property
     def interleaved_rank(self) -> int:

@@ -80,10 +80,6 @@ def calibrate(predicted: Float[np.ndarray, "n"], actual: Float[np.ndarray, "n"])
         return Calibration(0, None, None, None, rows)
     error = float((counts * np.abs(means[0] - means[1])).sum() / len(predicted))
     bias = float((predicted - actual).mean())
-    return Calibration(len(predicted), error, bias, _correlation(predicted, actual), rows)
-
-
-def _correlation(predicted: np.ndarray, actual: np.ndarray) -> float | None:
-    if np.ptp(predicted) == 0 or np.ptp(actual) == 0:
-        return None
-    return float(np.corrcoef(predicted, actual)[0, 1])
+    varies = np.ptp(predicted) and np.ptp(actual)
+    correlation = float(np.corrcoef(predicted, actual)[0, 1]) if varies else None
+    return Calibration(len(predicted), error, bias, correlation, rows)

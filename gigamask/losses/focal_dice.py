@@ -80,9 +80,8 @@ def focal_loss(
     Returns:
         The loss of each mask and prediction.
     """
-    options = {"ohem_ratio": ohem_ratio, "ohem_min_pixels": ohem_min_pixels}
-    inside = targets.masked_fill(~valid, 0)
-    return focal_dice_losses(logits, inside, valid, alpha, gamma, **options)[0]
+    options = alpha, gamma, 1.0, ohem_ratio, ohem_min_pixels
+    return focal_dice_losses(logits, targets.masked_fill(~valid, 0), valid, *options)[0]
 
 
 def dice_loss(

@@ -53,30 +53,25 @@ class OHEM(Mining):
             losses: Loss of each mask; NaN is never kept.
             strata: Stratum of each mask.
         """
+        import torch
+
+        is_number = ~losses.isnan()
         groups = strata * 0 if self.group_by == "batch" else strata
-        return _hardest(losses, groups, self.keep_ratio, self.min_kept)
-
-
-def _hardest(
-    losses: Float[Tensor, "M"], strata: Int64[Tensor, "M"], keep_ratio: float, min_kept: int
-) -> Bool[Tensor, "M"]:
-    """Select the `ceil(keep_ratio * n)` highest of each stratum's n losses, ignoring NaN."""
-    import torch
-
-    is_number = ~losses.isnan()
-    stratum = strata.unique(return_inverse=True)[1]
-    # Three stable sorts give the order by stratum, then NaN last, then hardest first.
-    order = losses.argsort(descending=True, stable=True)
-    order = order[(~is_number)[order].to(torch.uint8).argsort(stable=True)]
-    order = order[stratum[order].argsort(stable=True)]
-    members, counts = (
-        torch.bincount(values, minlength=len(losses)) for values in (stratum, stratum[is_number])
-    )
-    kept = (counts.double() * keep_ratio).ceil().long().clamp(min=min_kept).minimum(counts)
-    rank = (
-        torch.arange(len(losses), device=losses.device)
-        - (members.cumsum(0) - members)[stratum[order]]
-    )
-    keep = torch.empty_like(is_number)
-    keep[order] = rank < kept[stratum[order]]
-    return keep
+        stratum = groups.unique(return_inverse=True)[1]
+        # Three stable sorts give the order by stratum, then NaN last, then hardest first.
+        order = losses.argsort(descending=True, stable=True)
+        order = order[(~is_number)[order].to(torch.uint8).argsort(stable=True)]
+        order = order[stratum[order].argsort(stable=True)]
+        members, counts = (
+            torch.bincount(values, minlength=len(losses))
+            for values in (stratum, stratum[is_number])
+        )
+        kept = (counts.double() * self.keep_ratio).ceil().long()
+        kept = kept.clamp(min=self.min_kept).minimum(counts)
+        rank = (
+            torch.arange(len(losses), device=losses.device)
+            - (members.cumsum(0) - members)[stratum[order]]
+        )
+        keep = torch.empty_like(is_number)
+        keep[order] = rank < kept[stratum[order]]
+        return keep

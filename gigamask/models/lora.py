@@ -112,7 +112,7 @@ def add_adapters(model: nn.Module, lora: LoRA, seed: int) -> None:
 @torch.no_grad()
 def _init(down: nn.Parameter, seed: int, name: str) -> None:
     generator = make_torch_generator(seed, name)
-    uniform = 2 * torch.rand(tuple(down.shape), generator=generator) - 1
+    uniform = 2 * torch.rand(down.shape, generator=generator) - 1
     down.copy_(uniform / math.sqrt(down.shape[1]))
 
 

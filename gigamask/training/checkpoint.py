@@ -291,7 +291,7 @@ def load_state(
         state.unreached.note({p for name, p in state.model.named_parameters() if name in names})
     state.step, state.cursor = manifest["step"], DataCursor(manifest["samples"])
     if state.scale and manifest["scale"]:
-        state.scale = LossScaler.from_state_dict(manifest["scale"])
+        state.scale = LossScaler(manifest["scale"]["value"], manifest["scale"]["good"])
     if config.sampler.decay is not None and LOSS_HISTORY in manifest["files"]:
         from gigamask.samplers.loss_history import LossHistory
 

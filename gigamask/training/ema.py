@@ -19,8 +19,9 @@ class Average(dict[str, Tensor]):
     @classmethod
     def of(cls, model: nn.Module) -> "Average":
         """Return a copy of the trainable weights: the average before the first update."""
-        named = model.named_parameters()
-        return cls({name: p.detach().clone() for name, p in named if p.requires_grad})
+        return cls(
+            {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
+        )
 
     @torch.no_grad()
     def follow(self, model: nn.Module, decay: float, step: int) -> None:

@@ -238,9 +238,8 @@ def casts_itself(model: PromptableModel) -> bool:
     """
     from gigamask.distributed.activation_checkpointing import is_checkpointed
 
-    if is_sharded(model) or is_foreign(model.image_encoder):
-        return True
-    return any(map(is_checkpointed, model.encoder_blocks))
+    is_other = is_sharded(model) or is_foreign(model.image_encoder)
+    return is_other or any(map(is_checkpointed, model.encoder_blocks))
 
 
 def encode(

@@ -18,13 +18,9 @@ def test_by_hand():
     assert (found.bins[0].predicted, found.bins[0].actual) == (None, None)
     assert found.expected_error == pytest.approx((0.2 + 2 * 0.05 + 0.4) / 4)
     assert found.bias == pytest.approx((-0.2 + 0.22 - 0.12 + 0.4) / 4)
-    deviations = (
-        np.array([-0.5375, 0.0825, 0.1425, 0.3125]),
-        np.array([-0.2625, -0.0625, 0.3375, -0.0125]),
-    )
-    expected = (deviations[0] * deviations[1]).sum() / np.sqrt(
-        (deviations[0] ** 2).sum() * (deviations[1] ** 2).sum()
-    )
+    predicted = np.array([-0.5375, 0.0825, 0.1425, 0.3125])
+    actual = np.array([-0.2625, -0.0625, 0.3375, -0.0125])
+    expected = predicted @ actual / np.sqrt(predicted @ predicted * (actual @ actual))
     assert found.correlation == pytest.approx(expected)
     assert found.masks == 4
 

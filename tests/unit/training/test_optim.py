@@ -13,6 +13,11 @@ from tests.laws.test_training import run_in, same
 from tests.little import SPEC
 
 
+def scales(optimizer: torch.optim.Optimizer) -> dict[int, float]:
+    """The scale of each parameter by its id."""
+    return {id(p): group["lr_scale"] for group in optimizer.param_groups for p in group["params"]}
+
+
 def test_what_decays():
     model = build_model(SPEC, 0)
     for name, p in model.named_parameters():
@@ -26,10 +31,10 @@ def test_what_decays():
 
 def test_groups_hold_every_parameter_once_with_its_scale():
     model = build_model(SPEC, 0)
-    groups = AdamW(lr=1.0, weight_decay=0.1, layer_decay=0.5).build(model)[0].param_groups
+    [optimizer] = AdamW(lr=1.0, weight_decay=0.1, layer_decay=0.5).build(model)
+    groups, scale = optimizer.param_groups, scales(optimizer)
     members = [p for group in groups for p in group["params"]]
-    assert len(members) == len({id(p) for p in members}) == len(list(model.parameters()))
-    scale = {id(p): group["lr_scale"] for group in groups for p in group["params"]}
+    assert len(members) == len(scale) == len(list(model.parameters()))
     assert scale[id(model.image_encoder.pos_embed)] == 0.5**3
     assert scale[id(model.image_encoder.blocks[0].attn.qkv.weight)] == 0.5**2
     assert scale[id(model.image_encoder.blocks[1].attn.qkv.weight)] == 0.5
@@ -40,19 +45,17 @@ def test_groups_hold_every_parameter_once_with_its_scale():
 def test_muon_takes_the_matrices_and_adamw_the_rest():
     model = build_model(SPEC, 0)
     muon, adamw = MuonAdamW(lr=1e-3, muon_lr=0.02, weight_decay=0.1, layer_decay=0.5).build(model)
-    matrices = {id(p) for group in muon.param_groups for p in group["params"]}
-    others = {id(p) for group in adamw.param_groups for p in group["params"]}
-    assert not matrices & others
-    assert len(matrices | others) == len(list(model.parameters()))
-    assert id(model.image_encoder.blocks[0].attn.qkv.weight) in matrices
+    matrices, others = scales(muon), scales(adamw).keys()
+    assert not matrices.keys() & others
+    assert len(matrices.keys() | others) == len(list(model.parameters()))
     assert {
         id(model.mask_decoder.transformer.final_attn_token_to_image.q_proj.weight),
         id(model.mask_decoder.mask_tokens.weight),
         id(model.image_encoder.neck[0].weight),
         id(model.image_encoder.pos_embed),
     } <= others
-    scale = {id(p): group["lr_scale"] for group in muon.param_groups for p in group["params"]}
-    assert scale[id(model.image_encoder.blocks[0].attn.qkv.weight)] == pytest.approx(20 * 0.5**2)
+    own = 5.0
+    assert matrices[id(model.image_encoder.blocks[0].attn.qkv.weight)] == pytest.approx(own)
 
 
 def test_muon_takes_kernels_on_request():
@@ -60,8 +63,7 @@ def test_muon_takes_kernels_on_request():
     names = {id(parameter): name for name, parameter in model.named_parameters()}
 
     def taken(**options) -> set[str]:
-        groups = MuonAdamW(**options).build(model)[0].param_groups
-        return {names[id(p)] for group in groups for p in group["params"]}
+        return {names[each] for each in scales(MuonAdamW(**options).build(model)[0])}
 
     assert taken(muon_kernels=True) - taken() == {
         "image_encoder.patch_embed.proj.weight",
@@ -156,15 +158,10 @@ def test_with_only_matrices_or_only_others_left_there_is_one_optimizer(matrices,
 def test_a_frozen_part_has_no_rate_and_no_decay():
     model = build_model(SPEC, 0)
     select_trained(model, ("image_encoder", "prompt_encoder"))
-    groups = [
-        group
-        for optimizer in MuonAdamW(layer_decay=0.5, weight_decay=0.3).build(model)
-        for group in optimizer.param_groups
-    ]
-    assert {id(p) for group in groups for p in group["params"]} == {
-        id(p) for p in model.mask_decoder.parameters()
-    }
-    assert {round(group["lr_scale"], 9) for group in groups} == {1.0, round(0.02 / 8e-4, 9)}, (
+    muon, adamw = MuonAdamW(layer_decay=0.5, weight_decay=0.3).build(model)
+    found = scales(muon) | scales(adamw)
+    assert found.keys() == {id(p) for p in model.mask_decoder.parameters()}
+    assert {round(scale, 9) for scale in found.values()} == {1.0, round(0.02 / 8e-4, 9)}, (
         "depth counts all layers, also frozen ones"
     )
 
