@@ -22,6 +22,7 @@ let active = null;     // id of the object that tools change; null begins one
 let tool = "point";
 let drag = null;       // {kind, from, points, client, last, long, button}, and the corner `added` by it, {ring, index}
 let rings = null;      // corners of the polygon tool; `closed` if they are those of an object, whose mask is `counts`
+let entries = new Map();   // of the list of objects by id: {says, mask, button, item}
 let named = null;      // id of the object whose name is shown
 let naming = false;    // whether the field of the name waits for what was done before: what is typed are no keys
 let corner = null;     // the corner being dragged
@@ -144,6 +145,7 @@ async function load(row, again = false) {
   }
   doubted = 0;
   image = { ...info, objects: kept };
+  entries.clear();   // their pictures are of other pixels
   stage.show(bitmap, info, same);   // before the objects, whose thumbnails are cut from it
   images[row].shows = info.shows;
   take(info);
@@ -376,17 +378,27 @@ function choose(chosen) {
 
 const colourOf = ({ id, category }) => categories.colour(category) ?? hue(id);
 
+/** Returns the entry of an object in the list; the one before if it says the same. */
+function entryOf(each) {
+  const colour = colourOf(each), says = JSON.stringify([each.name, each.category, each.accepted, each.is_open, each.certainty, each.predicted_iou, colour]), before = entries.get(each.id);
+  if (before?.says === says && before.mask === each.mask) return before;
+  const facts = [each.accepted ? "accepted" : each.is_open ? "proposed by the model" : "not accepted", each.is_open ? `certainty ${each.certainty.toFixed(3)}` : each.predicted_iou === null ? null : `predicted IoU ${each.predicted_iou.toFixed(3)}`].filter(Boolean).join(" · ");
+  const button = make("button", { type: "button", onclick: () => { if (tool === "select") choose("point"); select(each.id); }, onpointerenter: () => { hovered = each.id; stage.draw(); }, onpointerleave: () => { hovered = null; stage.draw(); } },
+    stage.thumbnail(each, colour), make("span", {}, each.name || `${each.category} ${each.id}`, make("small", {}, facts)));
+  Object.assign(button.dataset, { key: each.id, accepted: each.accepted });
+  return { says, mask: each.mask, button, item: make("li", {}, button) };
+}
+
 /** Lists the objects and sets what the buttons can do. */
 function describe() {
-  const one = image.objects.find(({ id }) => id === active);
-  refill($("a-objects"), image.objects.map((each) => {
-    const facts = [each.accepted ? "accepted" : each.is_open ? "proposed by the model" : "not accepted", each.is_open ? `certainty ${each.certainty.toFixed(3)}` : each.predicted_iou === null ? null : `predicted IoU ${each.predicted_iou.toFixed(3)}`].filter(Boolean).join(" · ");
-    const button = make("button", { type: "button", onclick: () => { if (tool === "select") choose("point"); select(each.id); }, onpointerenter: () => { hovered = each.id; stage.draw(); }, onpointerleave: () => { hovered = null; stage.draw(); } },
-      stage.thumbnail(each, colourOf(each)), make("span", {}, each.name || `${each.category} ${each.id}`, make("small", {}, facts)));
-    button.setAttribute("aria-pressed", each.id === active);
-    Object.assign(button.dataset, { key: each.id, accepted: each.accepted });
-    return make("li", {}, button);
-  }));
+  const one = image.objects.find(({ id }) => id === active), shown = $("a-objects").children;
+  entries = new Map(image.objects.map((each) => [each.id, entryOf(each)]));
+  const items = [...entries.values()].map(({ item }) => item);
+  if (items.length !== shown.length || items.some((item, i) => item !== shown[i])) refill($("a-objects"), items);   // hundreds take long
+  for (const [id, { button }] of entries) {
+    const pressed = String(id === active);
+    if (button.getAttribute("aria-pressed") !== pressed) button.setAttribute("aria-pressed", pressed);
+  }
   $("a-empty").hidden = image.objects.length > 0;
   if (named !== active) showChosen($("a-objects"));
   if (named !== active || !typing()) $("a-name").value = nameOf(active);

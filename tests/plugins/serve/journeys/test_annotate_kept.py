@@ -28,7 +28,10 @@ SQUARE = ((0.2, 0.2), (0.6, 0.2), (0.6, 0.6), (0.2, 0.6))
 DRAWN_TWICE = """async () => {
   const stage = await import("./page/stage.js"), real = OffscreenCanvas;
   const mask = { x: 0, y: 0, width: 1, height: 1, data: new Uint8Array([1]) };
+  const [first, second] = document.querySelectorAll("#a-objects button");
   let made = 0, drawn = 0;
+  second.click();
+  await new Promise((done) => setTimeout(done, 500));
   globalThis.OffscreenCanvas = class extends real {
     constructor(...size) { super(...size); made += 1; }
   };
@@ -43,9 +46,9 @@ DRAWN_TWICE = """async () => {
     stage.draw();
     if (i % 10 === 9) await new Promise(requestAnimationFrame);
   }
-  return drawn < 9 && made;
+  return first.isConnected && second.ariaPressed === "true" && drawn < 9 && made;
 }"""
-"""Draws 600 masks in two frames, and gives how many pictures of masks were made."""
+"""Selects an object, draws 600 masks in two frames, and gives how many pictures were made."""
 
 
 @pytest.fixture(scope="module")
