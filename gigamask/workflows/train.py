@@ -10,7 +10,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from shlex import quote
@@ -48,6 +48,10 @@ class Run:
     config: TrainConfig
     step: int
     phases_left: int = 0
+    _absolute: Path = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:  # programs change their working directory
+        object.__setattr__(self, "_absolute", Path(self.folder).absolute())
 
     @classmethod
     def open(cls, folder: str | Path, trust: bool = False) -> Run:
@@ -80,7 +84,7 @@ class Run:
         from gigamask.distributed.precision import choose_device
         from gigamask.models import state_dict
 
-        tensors, _ = state_dict.read_weights(self.folder)
+        tensors, _ = state_dict.read_weights(self._absolute)
         model = self.config.build()
         state_dict.load_weights(model, tensors, str(self.folder))
         return model.to(choose_device(self.config.device)).eval()
@@ -92,7 +96,7 @@ class Run:
         Of steps that were trained again after a restart, the later ones.
         """
         events: list[dict[str, Any]] = []
-        for line in (self.folder / "metrics.jsonl").read_text("utf-8").splitlines():
+        for line in (self._absolute / "metrics.jsonl").read_text("utf-8").splitlines():
             with suppress(ValueError):  # a killed process leaves half a line
                 event = json.loads(line)
                 if "started" in event:
@@ -114,7 +118,7 @@ class Run:
 
         # Whatever the configuration names has been imported already.
         options = {"device": self.config.device, "trust": True} | options
-        return evaluate(str(self.folder), data, **options)
+        return evaluate(str(self._absolute), data, **options)
 
 
 MAX_PROCESSES = 8

@@ -1,6 +1,7 @@
 import json
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -26,8 +27,11 @@ from tests.errors import error_line
 from tests.little import little
 
 
-def test_metrics_are_those_that_count(tmp_path):
+def test_metrics_are_those_that_count(tmp_path, monkeypatch):
     """Killed while it wrote a line after step 3, and begun again at the checkpoint of step 1."""
+    monkeypatch.chdir(tmp_path)
+    run = Run(Path(), little(), 3)
+    monkeypatch.chdir("/")
     start, again = ({"step": step, "started": "2026-01-02"} for step in (0, 1))
     steps = [{"step": step, "loss": step / 4} for step in (1, 2, 3)]
     later = [{"step": step, "loss": step / 2} for step in (2, 3)]
@@ -35,7 +39,7 @@ def test_metrics_are_those_that_count(tmp_path):
         "\n".join(map(json.dumps, each)) for each in ([start, *steps], [again, *later])
     )
     (tmp_path / "metrics.jsonl").write_text(f'{before}\n{{"step": 4, "lo\n{after}\n{{"st')
-    assert Run(tmp_path, little(), 3).metrics == [start, steps[0], again, *later]
+    assert run.metrics == [start, steps[0], again, *later]
 
 
 @pytest.mark.parametrize(
