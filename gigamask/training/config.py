@@ -663,7 +663,7 @@ def check_resume(
         same_files = name == "data" and len({tuple(map(os.path.realpath, v)) for v in lists}) == 1
         if was == new or same_files:  # but for how paths are written
             continue
-        change = f"--{name} was {was} in {saved.out} and is now {new}"
+        change = f"--{name} was {was} in {wanted.out} and is now {new}"
         if name.startswith(SHAPES):
             raise GigamaskError(
                 f"{change}: weights of another shape cannot be resumed; use another --out"
@@ -671,12 +671,12 @@ def check_resume(
         if name in OPTIMIZER_STATE:
             raise GigamaskError(
                 f"{change}: the optimizer state does not fit; start a new run from its weights: "
-                f"--init {saved.out} and another --out"
+                f"--init {wanted.out} and another --out"
             )
         if name == "ema" and not (before and now):
             raise GigamaskError(
                 f"{change}: weights are averaged from the first step on or not at all; start a new "
-                f"run from its weights: --init {saved.out} and another --out"
+                f"run from its weights: --init {wanted.out} and another --out"
             )
         if name.startswith(DATA_ORDER) and name not in SAME_SAMPLES and not allow_data_change:
             raise GigamaskError(

@@ -36,8 +36,8 @@ def test_the_seed_of_a_run_names_its_order(index, sampler):
 
 def test_another_seed_is_another_order_on_resume():
     run = little()
-    with error_line(r"--seed.*0.*1.*--allow-data-change"):
-        check_resume(run, replace(run, seed=1), allow_data_change=False)
+    with error_line(r"--seed.*0 in copied and.*1.*--allow-data-change"):
+        check_resume(run, replace(run, seed=1, out="copied"), allow_data_change=False)
     assert check_resume(run, replace(run, seed=1), allow_data_change=True) == {"seed": (0, 1)}
 
 
