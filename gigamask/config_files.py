@@ -252,6 +252,8 @@ def _parse(
         contents: Files that were read already, and what `read_config` returned.
     """
     names, words = _take(parser.split(arguments), registry.kinds())
+    if "recipe" in dict(words):
+        raise GigamaskError(f"--recipe is no flag: it is the first argument; see '{prog} --help'")
     paths = [path for flag, values in words if flag == "config" for path in values or ["--config"]]
     words = [each for each in words if each[0] != "config"]  # which may be given twice
     files = [*contents, *((path, read_config(path)) for path in paths)]

@@ -46,6 +46,7 @@ from tests.little import little
         ("--epochs 0", r"^--epochs must be > 0 .*0\.0"),
         ("--precision fp8", r"^--precision .*auto, fastest, fp32, bf16, fp16 .*'fp8'"),
         ("--seed", r"^--seed needs a value"),
+        ("--recipe compact", r"^--recipe is no flag: it is the first argument"),
     ],
 )
 def test_wrong_flags_are_one_line(words, message):
