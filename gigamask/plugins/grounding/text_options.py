@@ -66,7 +66,7 @@ class HuggingFaceOptions:
         if self.sha256 and (found := _sha256(folder)) != self.sha256:
             raise GigamaskError(
                 f"text model {self.name!r}: the weights in {folder} have the SHA-256 {found}, not "
-                f"{self.sha256}; download them again, or pass --text.sha256 '' for other weights"
+                f"{self.sha256}; download them again, or pass --text.sha256 {found}"
             )
         return folder
 
