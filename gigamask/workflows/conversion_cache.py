@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from filelock import FileLock
@@ -71,8 +72,8 @@ def convert_once(
     listing = list_source(source, options, with_annotations=False)
     split = (val_split, seed) if val_split else ()
     folder = cache / digest(source, listing, options, *split)
-    images = f"--images {source.images} " if isinstance(source, FileSource) else ""
-    advice = f"run gigamask convert {source} {images}--out SHARDS"
+    images = f"--images {quote(f'{source.images}')} " if isinstance(source, FileSource) else ""
+    advice = f"run gigamask convert {quote(f'{source}')} {images}--out SHARDS"
 
     def held_out(names: list[str]) -> set[str]:
         order = sorted(names, key=lambda name: make_rng(seed, f"val split {name}").random())

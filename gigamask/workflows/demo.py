@@ -5,6 +5,7 @@ import os
 import time
 from dataclasses import replace
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from gigamask import config_files, files, plugin, recipes
@@ -107,7 +108,10 @@ def next_commands(out: str) -> list[tuple[str, str]]:
     Args:
         out: Folder of the demo.
     """
-    page = f"gigamask serve --weights {out}", "try the model on images of your own, in a web page"
+    page = (
+        f"gigamask serve --weights {quote(out)}",
+        "try the model on images of your own, in a web page",
+    )
     return [
         *([page] if "serve" in plugin.merged("commands") else []),
         (
@@ -116,7 +120,7 @@ def next_commands(out: str) -> list[tuple[str, str]]:
             "label images",
         ),
         (
-            f"gigamask follow {Path(out) / 'test'}/sa_000000.tar:0",
+            f"gigamask follow {quote(f'{Path(out)}/test/sa_000000.tar:0')}",
             "see what one image goes through in training",
         ),
     ]

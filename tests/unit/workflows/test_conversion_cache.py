@@ -218,8 +218,9 @@ def test_a_folder_that_cannot_be_written(folder, monkeypatch):
 
     monkeypatch.setattr(conversion_cache, "FileLock", refuse)
     assert opened(folder, "c.json") == found
-    with error_line(r"cannot be written.*gigamask convert .*--out SHARDS"):
-        opened(folder, "labels")
+    (folder / "labels").rename(folder / "my labels")
+    with error_line(r"cannot be written.*gigamask convert '.*my labels' .*--out SHARDS"):
+        opened(folder, "my labels")
 
 
 def test_one_job_converts_while_others_wait_and_then_read(tmp_path):

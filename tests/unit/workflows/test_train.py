@@ -168,6 +168,8 @@ def test_the_demo_goes_on_with_as_many_scenes(tmp_path):
     index.build(tmp_path / "train", tmp_path / "train" / "index")
     with error_line("train: holds 2 scenes, not 3; ask for as many"):
         demo.run(str(tmp_path), 3, 2, 1)
+    *_, (command, _) = demo.next_commands("my runs")
+    assert command == "gigamask follow 'my runs/test/sa_000000.tar:0'"
 
 
 def test_a_training_of_several_processes_is_fitted_for_them(monkeypatch):
