@@ -65,7 +65,15 @@ export function start({ writers }) {
   $("annotate").addEventListener("click", giveBackFocus);
   $("annotate").addEventListener("change", giveBackFocus);
   loop.start({ reload: withErrorMessages(refresh), apart, image: () => image });
-  withErrorMessages(async () => { await refresh(); if (order.length) await open(order[0]); })();
+  withErrorMessages(async () => { await refresh(); if (order.length) await open(lastOpen() ?? order[0]); })();
+}
+
+/** Returns the image that was open when the page was loaded again. */
+function lastOpen() {
+  try {
+    const name = sessionStorage.getItem("image");
+    return order.find((row) => images[row].name === name);
+  } catch { return undefined; }   // storage is disabled
 }
 
 export function shown(visible) { loop.shown(visible); if (visible) stage.draw(); }
@@ -149,6 +157,7 @@ async function load(row, again = false) {
   stage.show(bitmap, info, same);   // before the objects, whose thumbnails are cut from it
   images[row].shows = info.shows;
   take(info);
+  try { sessionStorage.setItem("image", info.name); } catch { /* storage is disabled */ }
   shownAt = performance.now();
   fault = "";
   $("a-note").textContent = info.note;

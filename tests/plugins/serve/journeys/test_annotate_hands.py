@@ -167,8 +167,7 @@ def hands(page, folder, part):
     red, green, _ = thumbnail(page)
     assert green > red, "the thumbnail is of this image, not of the one before"
     page.reload()
-    saved(page)
-    open_named(page, second)
+    titled(page, second)
     assert max(thumbnail(page)) > 60, "not black after a reload"
     paint(folder / "photos" / fourth, (240,) * 3)
     page.reload()
