@@ -26,7 +26,6 @@ from gigamask.data import mask_store_shard, worker_pool
 from gigamask.data.checked_files import CheckedArray, encode_json
 from gigamask.data.dataset import RawSample, build_sample_from
 from gigamask.data.index import Index
-from gigamask.data.index_format import is_index
 from gigamask.data.mask_sampling import CandidateMasks
 from gigamask.data.mask_store_shard import MANIFEST, SCHEMA, MaskStoreManifest
 from gigamask.data.sample_config import SampleConfig
@@ -251,7 +250,7 @@ def build(
         )
     folder = Path(folder).absolute()
     manifest = MaskStoreManifest(SCHEMA, mask_size, image_size, mirrored)
-    if (folder / MANIFEST).exists() and not is_index(folder):
+    if (folder / MANIFEST).exists():
         existing = mask_store_shard.read_manifest(folder)
         if existing != manifest:
             raise GigamaskError(

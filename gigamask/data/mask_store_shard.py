@@ -334,6 +334,7 @@ def read_manifest(folder: Path) -> MaskStoreManifest:
     path = folder / MANIFEST
     if is_index(folder) or not path.exists():
         raise GigamaskError(
-            f"{folder}: is not a mask store (no {MANIFEST} of one); build one with 'gigamask masks'"
+            f"{folder}: is not a mask store (no {MANIFEST} of one); 'gigamask masks' builds one, "
+            "in a folder of its own"
         )
     return read_json(path, MaskStoreManifest, REBUILD, SCHEMA)

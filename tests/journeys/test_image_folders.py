@@ -43,7 +43,7 @@ def test_nothing_is_written_among_images(photos, tmp_path, capsys):
     for words, told in {
         f"index {shards} --out {folder}": "is not an index, but holds 0.JPEG and 3 more",
         f"masks {shards} --out {folder}": "is not a mask store",
-        f"masks {shards} --out {tmp_path}/index": "is not a mask store, but holds",
+        f"masks {shards} --out {tmp_path}/index": "in a folder of its own",
         f"masks {photos} --out {tmp_path}/masks": "has no masks",
         f"synth {folder}": "is not a folder of tars",
         f"segment starter {shards} --out {folder} --to shards": "is not a folder of tars",
