@@ -17,6 +17,7 @@ pixels.
 
 import importlib.util
 import json
+import tempfile
 import warnings
 from collections.abc import Iterable, Sequence
 from copy import deepcopy
@@ -248,33 +249,40 @@ def export(
     """
     import onnx
 
+    weights = path.with_name(f"{path.name}.data")
+
     def write(partial: Path) -> None:
-        # The newer exporter (dynamo) requires static sizes, but image sizes vary.
-        torch.onnx.export(
-            module.eval(),
-            tuple(inputs.values()),
-            str(partial),
-            input_names=list(inputs),
-            output_names=[name for name in axes if name not in inputs],
-            dynamic_axes=axes,
-            opset_version=OPSET,
-            dynamo=False,
-        )
-        exported, typed = onnx.load(str(partial)), f"{partial}.types"
-        if precision == "fp16":  # by paths, which may be of more than 2 GiB
-            onnx.shape_inference.infer_shapes_path(str(partial), typed)
-            _halve(exported.graph, onnx.load(typed, load_external_data=False).graph.value_info)
-        spec = json.dumps(make_spec(cast(Any, module).model.config))
-        onnx.helper.set_model_props(exported, {SPEC: spec})
-        is_large = sum(len(each.raw_data) for each in exported.graph.initializer) > MOST_BYTES
-        onnx.save(
-            exported, str(partial), save_as_external_data=is_large, location=f"{path.name}.data"
-        )
+        # The exporter writes a file for each of many large weights.
+        with tempfile.TemporaryDirectory(prefix=partial.name, dir=path.parent) as folder:
+            traced, typed = f"{folder}/{path.name}", f"{folder}/types"
+            # The newer exporter (dynamo) requires static sizes, but image sizes vary.
+            torch.onnx.export(
+                module.eval(),
+                tuple(inputs.values()),
+                traced,
+                input_names=list(inputs),
+                output_names=[name for name in axes if name not in inputs],
+                dynamic_axes=axes,
+                opset_version=OPSET,
+                dynamo=False,
+            )
+            exported = onnx.load(traced)
+            if precision == "fp16":  # by paths, which may be of more than 2 GiB
+                onnx.shape_inference.infer_shapes_path(traced, typed)
+                _halve(exported.graph, onnx.load(typed, load_external_data=False).graph.value_info)
+            spec = json.dumps(make_spec(cast(Any, module).model.config))
+            onnx.helper.set_model_props(exported, {SPEC: spec})
+            is_large = sum(len(each.raw_data) for each in exported.graph.initializer) > MOST_BYTES
+            onnx.save(exported, traced, save_as_external_data=is_large, location=weights.name)
+            weights.unlink(missing_ok=True)  # of an earlier export
+            if is_large:
+                files.write_atomically(weights, (Path(folder) / weights.name).replace)
+            Path(traced).replace(partial)
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         files.write_atomically(path, write)
-    return sorted(map(str, path.parent.glob(f"{path.name}*")))
+    return [str(each) for each in (path, weights) if each.exists()]
 
 
 def _halve(graph: Any, values: Iterable[Any]) -> None:
