@@ -197,7 +197,8 @@ def test_onnx_predicts_as_the_model_does(change, most, files, tmp_path, monkeypa
     assert told["difference"] < 1e-4
     names = [path.rpartition("/")[2] for path in told["files"]]
     assert names[:: files // 2] == ["encoder.onnx", "decoder.onnx"]
-    assert sorted(names) == sorted(os.listdir(tmp_path / "onnx")) and len(names) == files
+    assert sorted(names) == sorted(os.listdir(tmp_path / "onnx"))
+    assert len(names) == files
     onnx.open_session(told["files"][0])
 
 
