@@ -131,6 +131,9 @@ class SamPredictor:
                 unknown.
         """
         check_choice("image_format", image_format, IMAGE_FORMATS)
+        shape = getattr(images, "shape", ())
+        if isinstance(images, str | Path) or (len(shape) == 3 and shape[-1] <= 4):
+            raise GigamaskError("images is one image: pass a list of images, or call set_image")
         if not len(images):
             raise GigamaskError("no image to embed: pass at least one")
         self.reset_image()  # should one be refused, prompts do not refer to the image before

@@ -381,6 +381,9 @@ def test_images_that_are_none_are_one_line(model, pictures):
         predictor.set_image(pictures[0].astype(np.float32))
     with error_line(r"no image"):
         predictor.set_images([])
+    for image in (pictures[0], "photo.jpg"):
+        with error_line("images is one image"):
+            predictor.set_images(image)
     with error_line(r"64.*1 x 3 x 40 x 90"):
         predictor.set_torch_image(torch.zeros(1, 3, 40, 90), (40, 90))
     with error_line(r"original_image_size.*40, 90, 3"):
