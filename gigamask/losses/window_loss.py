@@ -12,7 +12,7 @@ from gigamask.errors import GigamaskError, check_positive, check_range
 from gigamask.interfaces import Loss
 
 if TYPE_CHECKING:
-    from jaxtyping import Float
+    from jaxtyping import Bool, Float
     from torch import Tensor
 
     from gigamask.types import LossSums, PromptRound, Prompts, Targets
@@ -43,6 +43,8 @@ class WindowLoss(Loss):
     """factor of the predicted IoU in the softmax of that choice"""
     smooth: float = 1.0
     """dice loss: added to numerator and denominator, in samples"""
+    jaccard: bool = False
+    """soft Jaccard loss in place of dice where a box or an earlier mask says what is meant"""
 
     def __post_init__(self) -> None:
         for name in ("bce_weight", "dice_weight", "iou_weight", "choice_weight"):
@@ -81,6 +83,8 @@ class WindowLoss(Loss):
                 "use --loss sam"
             )
         bce, dice, covered = self._mask_losses(round, targets)
+        if self.jaccard:
+            dice = torch.where(is_certain(round.prompts)[:, None], 2 * dice / (1 + dice), dice)
         weights = window_weights(covered, round.prompts)
         actual = mask_iou(prediction.logits, targets.foreground, targets.valid)
         predicted = prediction.iou_predictions
@@ -159,8 +163,15 @@ def window_weights(covered: Float[Tensor, "M K"], prompts: Prompts) -> Float[Ten
     holds = covered >= COVERED
     holds = torch.cat([holds[:, :-1], torch.ones_like(holds[:, -1:])], 1)
     smallest = functional.one_hot(holds.long().argmax(1), count).to(covered.dtype)
-    is_certain = prompts.has_box
+    return torch.where(is_certain(prompts)[:, None], 1 / count, smallest)
+
+
+def is_certain(prompts: Prompts) -> Bool[Tensor, "M"]:
+    """Return whether a box or an earlier mask leaves no doubt what each prompt means."""
+    import torch
+
+    certain = prompts.has_box
     if prompts.masks is not None:
         given = prompts.has_mask_prompt
-        is_certain = is_certain | (torch.ones_like(is_certain) if given is None else given)
-    return torch.where(is_certain[:, None], 1 / count, smallest)
+        certain = certain | (torch.ones_like(certain) if given is None else given)
+    return certain

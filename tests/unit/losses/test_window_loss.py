@@ -66,8 +66,10 @@ def covered_shares(mask: Tensor, window: Tensor) -> Tensor:
     return down @ mask.double() @ along.T
 
 
-def losses_by_hand(round: PromptRound, targets: Targets, m: int, k: int) -> tuple[float, float]:
-    """Return cross entropy and dice loss of one window."""
+def losses_by_hand(
+    round: PromptRound, targets: Targets, m: int, k: int, jaccard: bool
+) -> tuple[float, float]:
+    """Return cross entropy and dice, or soft Jaccard, loss of one window."""
     answer, smooth = round.prediction.in_window, 1.0
     valid = covered_shares(targets.valid[m], answer.windows[m, k])
     target = covered_shares((targets.masks & targets.valid)[m], answer.windows[m, k])
@@ -75,6 +77,8 @@ def losses_by_hand(round: PromptRound, targets: Targets, m: int, k: int) -> tupl
     entropy = -(valid * (target * p.log() + (1 - target) * (1 - p).log())).sum()
     overlap, total = (valid * p * target).sum(), (valid * (p + target)).sum()
     bce = entropy / valid.sum().clamp(min=1)
+    if jaccard:
+        return float(bce), float(1 - (overlap + smooth / 2) / (total - overlap + smooth / 2))
     return float(bce), float(1 - (2 * overlap + smooth) / (total + smooth))
 
 
@@ -83,9 +87,10 @@ SUPERVISED = [[1, 0, 0], [0, 1, 0], [1 / 3, 1 / 3, 1 / 3]]
 
 
 @pytest.mark.slow
-def test_values_are_those_of_a_sum_over_samples(case):
+@pytest.mark.parametrize("jaccard", [False, True])
+def test_values_are_those_of_a_sum_over_samples(case, jaccard):
     round, targets = case
-    loss = WindowLoss(bce_weight=1.5, dice_weight=0.5, iou_weight=4.0, choice_weight=0.0)
+    loss = WindowLoss(dice_weight=0.5, choice_weight=0.0, jaccard=jaccard)
     terms = loss(round, targets)
     predicted = round.prediction.iou_predictions.detach()
     actual = mask_iou(round.prediction.logits, targets.masks, targets.valid)
@@ -93,7 +98,7 @@ def test_values_are_those_of_a_sum_over_samples(case):
     for m in range(3):
         bce = dice = 0.0
         for k in range(3):
-            each = losses_by_hand(round, targets, m, k)
+            each = losses_by_hand(round, targets, m, k, jaccard and m == 2)
             bce, dice = bce + SUPERVISED[m][k] * each[0], dice + SUPERVISED[m][k] * each[1]
         head = float((predicted[m] - actual[m]).square().sum()) / 3
         expected.append(1.5 * bce + 0.5 * dice + 4 * head)
