@@ -26,7 +26,7 @@ from gigamask.datatools.image_files import fit, to_member
 from gigamask.datatools.left_out import LeftOutEntry, LeftOutRecord
 from gigamask.datatools.objects import ImageObjects, Objects, SourceImage
 from gigamask.datatools.pairing import MAX_LIST_BYTES, compose
-from gigamask.datatools.sources import FileSource, Source
+from gigamask.datatools.sources import Source
 from gigamask.errors import CorruptSampleError, GigamaskError, check_range, counted
 from gigamask.files import find_tars, lock_folder
 from gigamask.serialization import read_text
@@ -114,8 +114,8 @@ def convert(
         raise GigamaskError(f"{source}: lists no image; give a file or folder with images")
     is_part = worker_pool.is_part(workers)
     check_for_tars(out)
-    given = (source.annotations, source.images) if isinstance(source, FileSource) else ()
-    if out.resolve() in (path.resolve() for path in given):
+    given = (getattr(source, name, None) for name in ("annotations", "images"))
+    if out.resolve() in (path.resolve() for path in given if path):
         raise GigamaskError(
             f"--out {out}: is the folder of images or annotations, which tars would hide; give "
             "another folder"
