@@ -53,6 +53,12 @@ class Run:
     def __post_init__(self) -> None:  # programs change their working directory
         object.__setattr__(self, "_absolute", Path(self.folder).absolute())
 
+    @property
+    def _place(self) -> Path:
+        """The folder, as it was given while the working directory is the same."""
+        given = Path(self.folder)
+        return given if given.absolute() == self._absolute else self._absolute
+
     @classmethod
     def open(cls, folder: str | Path, trust: bool = False) -> Run:
         """Open a run folder.
@@ -84,7 +90,7 @@ class Run:
         from gigamask.distributed.precision import choose_device
         from gigamask.models import state_dict
 
-        tensors, _ = state_dict.read_weights(self._absolute)
+        tensors, _ = state_dict.read_weights(self._place)
         model = self.config.build()
         state_dict.load_weights(model, tensors, str(self.folder))
         return model.to(choose_device(self.config.device)).eval()
@@ -96,7 +102,7 @@ class Run:
         Of steps that were trained again after a restart, the later ones.
         """
         events: list[dict[str, Any]] = []
-        for line in (self._absolute / "metrics.jsonl").read_text("utf-8").splitlines():
+        for line in (self._place / "metrics.jsonl").read_text("utf-8").splitlines():
             with suppress(ValueError):  # a killed process leaves half a line
                 event = json.loads(line)
                 if "started" in event:
@@ -118,7 +124,7 @@ class Run:
 
         # Whatever the configuration names has been imported already.
         options = {"device": self.config.device, "trust": True} | options
-        return evaluate(str(self._absolute), data, **options)
+        return evaluate(str(self._place), data, **options)
 
 
 MAX_PROCESSES = 8
