@@ -304,7 +304,8 @@ def _unwrap(content: Any) -> Any:
     """Return the state dict in dictionaries such as `{"model": state_dict, "epoch": 3}`."""
     for _ in range(MAX_WRAPPERS):
         if isinstance(content, dict):
-            names = "model", "state_dict", "model_state_dict"  # the last as in torch's tutorials
+            # The third as in torch's tutorials, the last as in micro-sam's files.
+            names = "model", "state_dict", "model_state_dict", "model_state"
             parts = [content.get(name) for name in names]
             content = next((part for part in parts if isinstance(part, dict)), content)
     return content
