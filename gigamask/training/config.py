@@ -138,7 +138,8 @@ class TrainConfig(ABC):
     save_every: int = 500
     """steps between checkpoints"""
     keep: int = 2
-    """number of newest checkpoints to keep, besides the best one and the one resumed from"""
+    """number of newest checkpoints to keep, besides the best by each evaluation and the one resumed
+    from"""
     log_every: int = 10
     """steps between records in metrics.jsonl"""
     wandb: str | None = None

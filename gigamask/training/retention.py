@@ -1,5 +1,6 @@
 """Which checkpoints of a run are kept: the newest, the best, and the one it was resumed from.
 
+If a run was resumed with another evaluation, the best by each of them is kept.
 Only what has exactly the name of a checkpoint, and holds nothing but its files, is ever removed.
 Damaged checkpoints do not count; they are renamed, not removed.
 """
@@ -12,6 +13,7 @@ import shutil
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from operator import itemgetter
 from pathlib import Path
 
 from gigamask.errors import GigamaskError
@@ -62,11 +64,12 @@ class Retention:
                 others.append(path)
             else:
                 newest += self.is_whole(path)
-        for path in by_score(folder):
-            kept.append(path)
-            if self.is_whole(path):
-                best = path
-                break
+        for scored in by_score(folder):
+            for path in scored:
+                kept.append(path)
+                if self.is_whole(path):
+                    best = best or path
+                    break
         _link(folder / BEST, best)
         for path in others:
             changed = path in self.verified  # read again only what was read before, if it changed
@@ -189,24 +192,23 @@ def _hidden(folder: Path, suffix: str) -> Iterator[Path]:
             yield path
 
 
-def by_score(folder: Path) -> list[Path]:
-    """Return the checkpoints with a score, the best first; of equal ones, the newest first.
+def by_score(folder: Path) -> list[list[Path]]:
+    """Return the checkpoints with a score, by what was evaluated: what has the newest score first.
 
-    Only scores comparable with the newest score count.
+    Of each, the best is the first; of equal ones, the newest.
     """
-    scores = {
-        path: score for path in list_checkpoints(folder) if (score := _score(path)) is not None
-    }
-    newest_by = next((by for _, by in reversed(scores.values())), None)
-    comparable = [path for path, (_, by) in scores.items() if by == newest_by]
-    return sorted(comparable, key=lambda path: scores[path][0])[::-1]
+    scored: dict[str, list[tuple[float, Path]]] = {}
+    for path in reversed(list_checkpoints(folder)):
+        if (found := _score(path)) is not None:
+            scored.setdefault(found[1], []).append((-found[0], path))
+    return [[path for _, path in sorted(each, key=itemgetter(0))] for each in scored.values()]
 
 
 def _score(folder: Path) -> tuple[float, str] | None:
     """Return a checkpoint's score and what was evaluated; None if it has no valid score."""
     try:
         content = json.loads((folder / MANIFEST).read_bytes())
-        score, by = content["score"], content["scored_by"]
+        score, by = content["score"], str(content["scored_by"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return (score, by) if isinstance(score, float | int) and not math.isnan(score) else None

@@ -68,6 +68,16 @@ def test_a_checkpoint_with_a_file_of_a_person_stays(run):
     assert manifest.list_checkpoints(newest.parent) == [mine, newest]
 
 
+def test_the_best_by_an_earlier_evaluation_stays(run, tmp_path):
+    """As when a run is resumed with other held-out images; `best` is by the new one."""
+    scores = [(0.9, "box"), (0.5, "box"), (0.2, "1 click"), (0.1, "1 click"), (0.1, "1 click")]
+    for step, (score, by) in enumerate(scores, 1):
+        checkpoint.record_score(write(run, step), score, by, run.keep)
+    folder = tmp_path / "checkpoints"
+    assert [manifest.step_of(path) for path in manifest.list_checkpoints(folder)] == [1, 3, 5]
+    assert (folder / "best").readlink().name == "step_00000003"
+
+
 def test_a_folder_in_the_place_of_the_link_to_the_best_stays(run, tmp_path):
     (tmp_path / "checkpoints" / "best").mkdir(parents=True)
     folder = write(run, 1)
