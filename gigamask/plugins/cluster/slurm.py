@@ -134,10 +134,8 @@ def signal_s(limit: str) -> int:
 
 def part_words(plan: Plan) -> str:
     """Return the command of a part, whose number is the index in the job array."""
-    marker = "NUMBER"
-    words = shlex.join(["gigamask", *plan.task(marker)])
-    before, _, after = words.rpartition(f"{marker}/")
-    return f'{before}"$SLURM_ARRAY_TASK_ID"/{after}'
+    *words, part = plan.task("")
+    return f'{shlex.join(["gigamask", *words])} "$SLURM_ARRAY_TASK_ID"{shlex.quote(part)}'
 
 
 def training_words(plan: Plan) -> str:

@@ -124,9 +124,9 @@ def test_joined_scores_are_exact(inputs, tmp_path, monkeypatch, capfd):
 
 
 @pytest.mark.long
-def test_more_parts_than_tars_on_slurm(inputs, slurm):
+def test_more_parts_than_tars_on_slurm_in_a_folder_of_any_name(inputs, slurm):
     words = ["verify", str(inputs / "tars"), "--no-decode"]
-    flags = "--submit slurm --submit-jobs 6 --submit-parallel 2".split()
+    flags = "--submit slurm --submit-folder müller(1) --submit-jobs 6 --submit-parallel 2".split()
     assert run_in("joined", [*words, *flags]) == run_in("plain", words)
     options = fake_slurm.options_of((slurm / "100.sh").read_text())
     assert options["array"] == "0,1,2,3,4,5%2"
