@@ -256,7 +256,10 @@ class MetricsLogger:
             The score that selects the best checkpoint.
         """
         seconds = time.perf_counter() - self._last_s  # since the record of the same step
-        scores, errors = evaluation.scores, evaluation.errors
+        scores, errors = (
+            {name: float(value) for name, value in each.items()}  # of NumPy or torch
+            for each in (evaluation.scores, evaluation.errors)
+        )
         known = {
             "of": evaluation.of,
             "subject": evaluation.subject,

@@ -93,6 +93,13 @@ def test_what_an_evaluation_found_is_written_down_and_said(tmp_path, capsys, bes
     assert worry == "  it does not look"
 
 
+def test_scores_may_be_numbers_of_numpy_and_torch(tmp_path, no_shape_checks):
+    scores = {"f1": np.float32(12.5), "mae": torch.tensor(7.0)}
+    with logger(tmp_path) as watch:
+        assert type(watch.log_evaluation(1, EvaluationResult(scores, "f1"))) is float
+    assert lines_of(tmp_path)[0]["evaluation"] == {"f1": 12.5, "mae": 7.0}
+
+
 def test_meters_run_before_each_step_and_at_the_end_and_are_logged(tmp_path, capsys):
     """Also where a step fails; their time is not that of a step."""
     looked = []
