@@ -258,9 +258,10 @@ def _launch(
 ) -> _Launched:
     """Queue one step, and average the weights."""
     lr = config.optimizer.lr * config.schedule.factor(state.step, config.steps)
-    if not math.isfinite(lr):
+    if not 0 <= lr < math.inf:
         raise GigamaskError(
-            f"the learning rate of step {state.step + 1} is {lr}: --schedule must return numbers"
+            f"the learning rate of step {state.step + 1} is {lr}: --schedule must return numbers "
+            "from 0 on"
         )
     result = step(
         task,

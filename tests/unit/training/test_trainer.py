@@ -173,9 +173,12 @@ def test_a_training_stops_where_a_late_result_says_so(tmp_path, scenes, monkeypa
     assert trainer.train(config).step == 7
 
 
-def test_a_rate_that_is_no_number_stops_before_it_ruins_the_weights(tmp_path, scenes, monkeypatch):
-    monkeypatch.setattr(WarmupCosine, "factor", lambda *_: math.nan)
-    with error_line(r"^the learning rate of step 1 is nan: --schedule"):
+@pytest.mark.parametrize("rate", [math.nan, -0.5])
+def test_a_rate_below_0_or_no_number_stops_before_it_ruins_the_weights(
+    tmp_path, scenes, monkeypatch, rate
+):
+    monkeypatch.setattr(WarmupCosine, "factor", lambda *_: rate)
+    with error_line(r"^the learning rate of step 1 is (nan|-0.0005): --schedule"):
         trainer.train(run_in(tmp_path / "run", scenes, steps=1))
 
 
