@@ -254,8 +254,9 @@ class TrainState:
     def load_optimizer(self, tensors: dict[str, Tensor], source: str) -> None:
         """Load the optimizer state.
 
-        All parameters of an optimizer have the same keys, except that small parameters of an 8-bit
-        optimizer, which are not quantized, have fewer.
+        Parameters of an optimizer may have different keys, as Adafactor's vectors and matrices, but
+        none lacks some of another's, except that small parameters of an 8-bit optimizer, which are
+        not quantized, have fewer.
 
         Args:
             tensors: Result of `optimizer_tensors`.
@@ -273,14 +274,10 @@ class TrainState:
         for optimizer in self.optimizers:
             parameters = [p for group in optimizer.param_groups for p in group["params"]]
             found = {p: entries.pop(names[p], {}) for p in parameters}
-            keys = {
-                quantized: {
-                    k for own in found.values() if ("qmap1" in own) == quantized for k in own
-                }
-                for quantized in (False, True)
-            }
+            kinds = {frozenset(own) for own in found.values()}
             for parameter, own in found.items():
-                absent = keys["qmap1" in own] - own.keys()
+                alike = [each for each in kinds if ("qmap1" in each) == ("qmap1" in own)]
+                absent = {key for each in alike if own.keys() < each for key in each - own.keys()}
                 mismatches += [f"{key}/{names[parameter]}" for key in sorted(absent)]
                 optimizer.state[parameter] = {
                     key: int(value)

@@ -286,6 +286,21 @@ def test_optimizer_entries_must_match(run):
         state.load_optimizer(missing, "here")
 
 
+def test_parameters_may_have_different_entries(run):
+    """As Adafactor's vectors and matrices."""
+    state = state_at(run, 1)
+    tensors = {
+        name.replace("exp_avg/", "row/") if value.ndim > 1 else name: value
+        for name, value in state.optimizer_tensors().items()
+        if "exp_avg_sq/" not in name
+    }
+    state.load_optimizer(tensors, "here")
+    assert state.optimizer_tensors().keys() == tensors.keys()
+    del tensors[next(name for name in tensors if name.startswith("row/"))]
+    with error_line("^here: 2 optimizer entries are missing"):  # of either kind
+        state.load_optimizer(tensors, "here")
+
+
 def keep(state, run, score: float | None):
     """Save the state, record its score if there is one, and return the folder."""
     folder = save(state, run)
