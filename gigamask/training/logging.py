@@ -256,10 +256,7 @@ class MetricsLogger:
             The score that selects the best checkpoint.
         """
         seconds = time.perf_counter() - self._last_s  # since the record of the same step
-        scores, errors = (
-            {name: float(value) for name, value in each.items()}  # of NumPy or torch
-            for each in (evaluation.scores, evaluation.errors)
-        )
+        scores, errors = evaluation.scores, evaluation.errors
         known = {
             "of": evaluation.of,
             "subject": evaluation.subject,
@@ -284,7 +281,7 @@ class MetricsLogger:
         if evaluation.picture is not None:
             self._save_picture(step, evaluation.picture)
         self._last_s = time.perf_counter()
-        return scores[evaluation.best_by]
+        return float(scores[evaluation.best_by])
 
     def write(self, event: dict[str, Any]) -> None:
         """Append a line to metrics.jsonl."""
@@ -374,8 +371,9 @@ def memory_gb(device: torch.device) -> float:
 
 
 def _rounded(values: Mapping[str, float]) -> dict[str, float]:
-    # Six digits of what is below 1, such as the learning rates of a fine-tuning.
+    # Six digits of what is below 1, such as the learning rates of a fine-tuning. Scores may be
+    # numbers of NumPy or torch.
     return {
-        name: round(value, 6) if abs(value) >= 1 else float(f"{value:.6g}")
+        name: round(float(value), 6) if abs(value) >= 1 else float(f"{value:.6g}")
         for name, value in values.items()
     }
