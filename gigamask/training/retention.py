@@ -13,7 +13,6 @@ import shutil
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from operator import itemgetter
 from pathlib import Path
 
 from gigamask.errors import GigamaskError
@@ -197,11 +196,11 @@ def by_score(folder: Path) -> list[list[Path]]:
 
     Of each, the best is the first; of equal ones, the newest.
     """
-    scored: dict[str, list[tuple[float, Path]]] = {}
-    for path in reversed(list_checkpoints(folder)):
-        if (found := _score(path)) is not None:
-            scored.setdefault(found[1], []).append((-found[0], path))
-    return [[path for _, path in sorted(each, key=itemgetter(0))] for each in scored.values()]
+    scored: dict[str, list[tuple[float, int, Path]]] = {}
+    for age, path in enumerate(reversed(list_checkpoints(folder))):
+        if found := _score(path):
+            scored.setdefault(found[1], []).append((-found[0], age, path))
+    return [[path for *_, path in sorted(each)] for each in scored.values()]
 
 
 def _score(folder: Path) -> tuple[float, str] | None:
