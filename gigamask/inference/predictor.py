@@ -247,11 +247,11 @@ class SamPredictor:
             coords = as_array(point_coords)
             if coords.shape[-1:] == (2,):  # `make_prompts` refuses others
                 coords = self.transform.apply_coords(coords, size)
-            points = torch.as_tensor(coords)[None].float()
+            points = torch.from_numpy(coords)[None].float()
         if point_labels is not None:
             labels = torch.from_numpy(as_array(point_labels).astype(np.float64))[None]
         if box is not None:
-            boxes = torch.as_tensor(self.transform.apply_boxes(_one_box(box), size)).float()
+            boxes = torch.from_numpy(self.transform.apply_boxes(_one_box(box), size)).float()
         if mask_input is not None:
             mask_logits = torch.from_numpy(as_array(mask_input).astype(np.float32))[None]
         masks, iou, low = self.predict_torch(

@@ -59,6 +59,8 @@ def predict(config, data: Data, folder: Path, device: str, **tiles: int) -> list
     masks, points = torch.eye(model.config.mask_size), torch.full((1, 1, 2), 9.0, device=device)
     found = predictor.predict_torch(points, points[..., 0] > 0, None, masks[None, None])
     found += predictor.predict(box=np.array([5, 5, 40, 40]), refine=1)
+    with torch.device(device):  # as a program may set for all tensors
+        found += predictor.predict(np.array([[9, 9]]), np.array([1]), np.array([5, 5, 40, 40]))
     return [float(each.sum()) for each in found]
 
 
