@@ -45,10 +45,14 @@ class PretrainedModel(Model):
         family = plugin.load(self.config.decoder.family)
         convert.check_is_published(self.config, f"Hugging Face's {family.huggingface}Model")
         weights = family.to_huggingface(state_dict.to_official(self))
-        mean, std = (tuple(each.flatten().tolist()) for each in (self.pixel_mean, self.pixel_std))
+        buffers = [each.flatten() for each in (self.pixel_mean, self.pixel_std)]
+        scale = [  # not as half precision has rounded it
+            stated if each.equal(torch.tensor(stated).to(each)) else tuple(each.tolist())
+            for stated, each in zip(self.config.pixel_scale, buffers, strict=True)
+        ]
         configs = {
             "config.json": family.huggingface_config(self.config),
-            "preprocessor_config.json": convert.processor_config(self.config, mean, std),
+            "preprocessor_config.json": convert.processor_config(self.config, *scale),
         }
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)

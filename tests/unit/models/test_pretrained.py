@@ -53,6 +53,11 @@ def test_a_saved_folder_loads_equal_and_leaves_the_global_random_state(model, tm
     ]
 
 
+def test_a_folder_saved_in_half_precision_loads(model, tmp_path):
+    model.bfloat16().save_pretrained(tmp_path)
+    assert_equal(model.float(), Sam.from_pretrained(tmp_path))
+
+
 @pytest.mark.slow
 def test_transformers_loads_a_saved_folder(model, tmp_path):
     with warnings.catch_warnings():
