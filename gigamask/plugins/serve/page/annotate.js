@@ -195,10 +195,16 @@ function failed(error, dropped) {
 /** Shows what is saved, as soon as the server answers again, after the answer to a change was lost; another may have saved it. */
 async function recover() {
   if (!lost) return;   // the server has answered about an image since
-  const { row, version, objects, more } = lost;
+  const before = lost, { row, version, objects, more } = before;
   let found;
-  try { found = await request(`project/images/${row}`); } catch { setTimeout(() => queue.enqueue("", recover), RETRY_MS); return; }
-  if (found.version === version) { lost = null; return; }   // it never came
+  lost = null;
+  try { found = await request(`project/images/${row}`); } catch (error) {
+    if (error.status < 500) throw error;   // as of another token: asked again, it says the same
+    lost = before;
+    setTimeout(() => queue.enqueue("", recover), RETRY_MS);
+    return;
+  }
+  if (found.version === version) return;   // it never came
   take(found);
   const made = image.objects.find(({ id }) => objects.every((each) => each.id !== id));
   if (made) activate(made.id);

@@ -196,6 +196,9 @@ def test_a_change_whose_answer_is_lost_is_saved_and_one_that_never_came_is_not(p
     tap(page, 0.5, 0.5)
     page.wait_for_timeout(500)
     assert page.inner_text("#a-state") == "the last change is not saved"
+    page.route("**/images/3", lambda route: route.fulfill(status=401))
+    tap(page, 0.5, 0.5)
+    page.wait_for_selector("#toast:has-text('Unauthorized')")
     page.unroute_all()
     tap(page, 0.7, 0.5)
     settled(page)
