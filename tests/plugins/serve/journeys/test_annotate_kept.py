@@ -107,7 +107,7 @@ def test_corners_are_those_of_the_mask_that_is_saved(page, folder):
     polygon(page, SQUARE)
     press(page, "Enter")
     objects(page, 1)
-    page.wait_for_timeout(300)  # the corners come
+    settled(page)  # the corners come
     square = mask(folder)
     draw(page, (0.6, 0.6), (0.8, 0.8))
     settled(page)

@@ -28,12 +28,12 @@ def test_only_its_own_names_are_known_on_localhost(host):
 def test_elsewhere_a_token_is_made_up_each_time(host):
     with error_line(f"--host {host}"):
         server.security_policy(host, None, no_token=True)
-    policys = [server.security_policy(host, None, ("Proxy.example",)) for _ in range(2)]
-    assert len(policys[0].token) == 32
-    assert policys[0].token != policys[1].token
-    assert policys[0].allows_host("10.0.0.7:1")
-    assert policys[0].allows_host("proxy.example")
-    assert not policys[0].allows_host("evil.example")
+    one, other = (server.security_policy(host, None, ("Proxy.example",)) for _ in range(2))
+    assert len(one.token) == 32
+    assert one.token != other.token
+    assert one.allows_host("10.0.0.7:1")
+    assert one.allows_host("proxy.example")
+    assert not one.allows_host("evil.example")
 
 
 def test_flags_of_access_that_cannot_hold_are_refused():
@@ -45,9 +45,9 @@ def test_flags_of_access_that_cannot_hold_are_refused():
 
 
 def test_servers_on_two_ports_keep_tokens_apart():
-    policies = [server.security_policy("localhost", "x" * 16, port=port) for port in (80, 81)]
-    assert policies[0].token == policies[1].token == "x" * 16
-    assert policies[0].cookie != policies[1].cookie
+    one, other = (server.security_policy("localhost", "x" * 16, port=port) for port in (80, 81))
+    assert one.token == other.token == "x" * 16
+    assert one.cookie != other.cookie
 
 
 class SlowRuns(RunsView):
