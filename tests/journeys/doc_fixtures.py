@@ -71,7 +71,8 @@ def populate(folder: Path) -> None:
             "scenes leaves more_leaves clutter last/composites last/clutter last/leaves "
             "fifth/composites fifth/more_composites fifth/clutter fifth/leaves runs/pasted4000 "
             "sixth/composites sixth/more_composites sixth/clutter sixth/leaves "
-            "eighth/composites eighth/more_composites eighth/clutter eighth/leaves".split(),
+            "eighth/composites eighth/more_composites eighth/clutter eighth/leaves "
+            "ninth/composites ninth/more_composites ninth/clutter ninth/leaves".split(),
             2,
         ),
     }.items():
