@@ -195,16 +195,14 @@ function failed(error, dropped) {
 /** Shows what is saved, as soon as the server answers again, after the answer to a change was lost; another may have saved it. */
 async function recover() {
   if (!lost) return;   // the server has answered about an image since
-  const before = lost, { row, version, objects, more } = before;
+  const { row, version, objects, more } = lost;
   let found;
-  lost = null;
   try { found = await request(`project/images/${row}`); } catch (error) {
-    if (error.status < 500) throw error;   // as of another token: asked again, it says the same
-    lost = before;
+    if (error.status < 500) { lost = null; throw error; }   // as of another token: asked again, it says the same
     setTimeout(() => queue.enqueue("", recover), RETRY_MS);
     return;
   }
-  if (found.version === version) return;   // it never came
+  if (found.version === version) { lost = null; return; }   // it never came
   take(found);
   const made = image.objects.find(({ id }) => objects.every((each) => each.id !== id));
   if (made) activate(made.id);
