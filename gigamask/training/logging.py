@@ -303,14 +303,15 @@ class MetricsLogger:
         self.print(message)
 
     def _track(self, send: Callable[[Tracker], None]) -> None:
-        """Send to every tracker; one that fails to write, as on a full disk, is dropped."""
+        """Send to every tracker; one that fails, as on a full disk, is dropped."""
         for tracker in tuple(self._trackers):
             try:
                 send(tracker)
-            except OSError as error:
+            except Exception as error:  # also where TensorBoard or W&B is installed but broken
                 self._trackers.remove(tracker)
+                reason = getattr(error, "strerror", None) or f"{error}".partition("\n")[0]
                 self.print(
-                    f"{type(tracker).__name__} stopped: {error.strerror or error}; "
+                    f"{type(tracker).__name__} stopped: {reason}; "
                     "training and metrics.jsonl continue"
                 )
 

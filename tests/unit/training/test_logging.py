@@ -307,14 +307,14 @@ def test_a_picture_is_small():
 
 
 class Breaking:
-    """A board on a disk that fills at the second update."""
+    """A board that fails at the second update."""
 
-    def __init__(self):
-        self.shown = []
+    def __init__(self, error):
+        self.error, self.shown = error, []
 
     def scalars(self, values, step):
         if step == 2:
-            raise OSError(28, "No space left on device")
+            raise self.error
         self.shown.append(step)
 
     def picture(self, name, rgb, step):
@@ -324,9 +324,19 @@ class Breaking:
         self.shown.append("closed")
 
 
-def test_tracker_that_cannot_be_written_does_not_stop_training(tmp_path, monkeypatch, capsys):
-    board = Breaking()
+@pytest.mark.parametrize(
+    "error, reason",
+    [
+        (OSError(28, "No space left on device"), "No space left on device"),
+        (
+            TypeError("Descriptors cannot be created directly.\nSee"),
+            "Descriptors cannot be created",
+        ),
+    ],
+)
+def test_tracker_that_fails_does_not_stop_training(error, reason, tmp_path, monkeypatch, capsys):
+    board = Breaking(error)
     monkeypatch.setattr("gigamask.training.logging.make_trackers", lambda *given: [board])
     assert len(four_steps(tmp_path, 1)) == 4
     assert board.shown == [1]
-    assert capsys.readouterr().err.count("Breaking stopped: No space left on device") == 1
+    assert capsys.readouterr().err.count(f"Breaking stopped: {reason}") == 1
