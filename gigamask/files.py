@@ -30,6 +30,8 @@ RETRY_S = 0.2
 """How long to wait for the lock: enough for a process that is about to release it."""
 MAX_TRIES = 100
 """How often to create the lock file in a folder that another process may be removing."""
+UNSUPPORTED = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
+"""What file systems answer that have no symbolic links or cannot flush folders, as of buckets."""
 FOREIGN = (
     *("__macosx", "icon\r", "thumbs.db", "ehthumbs.db", "desktop.ini", "$recycle.bin"),
     *("system volume information", "@eadir", "#recycle"),
@@ -91,7 +93,8 @@ def write_atomically(path: Path | str, write: Callable[[Path], object]) -> None:
             partial.touch(exist_ok=False)
             mode = stat.S_IMODE(partial.stat().st_mode)
             write(partial)
-            partial.chmod(mode)  # some libraries write with 0600
+            with suppress(PermissionError):  # of a mount that has no permissions
+                partial.chmod(mode)  # some libraries write with 0600
             flush(partial)
             partial.replace(path)
     finally:
@@ -205,6 +208,9 @@ def flush(path: Path) -> None:
     descriptor = os.open(path, os.O_RDWR if os.name == "nt" else os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:  # network mounts flush no folder
+        if error.errno not in UNSUPPORTED:
+            raise
     finally:
         os.close(descriptor)
 

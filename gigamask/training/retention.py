@@ -5,7 +5,6 @@ Only what has exactly the name of a checkpoint, and holds nothing but its files,
 Damaged checkpoints do not count; they are renamed, not removed.
 """
 
-import errno
 import json
 import math
 import os
@@ -16,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gigamask.errors import GigamaskError
-from gigamask.files import flush
+from gigamask.files import UNSUPPORTED, flush
 from gigamask.models import manifest
 from gigamask.models.manifest import (
     BEST,
@@ -29,8 +28,6 @@ from gigamask.models.manifest import (
 PART, REPLACED = ".part", ".replaced"
 """Ends of the hidden names of a checkpoint that is being written or removed, and of one that a
 new checkpoint of the same step is about to replace."""
-NO_LINKS = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
-"""Errors of file systems without symbolic links, such as buckets that are mounted."""
 
 
 @dataclass(eq=False)
@@ -230,7 +227,7 @@ def _link(path: Path, target: Path | None) -> None:
     try:
         temporary.symlink_to(target.name)
     except OSError as error:  # Windows allows it only to developers and administrators
-        if os.name != "nt" and error.errno not in NO_LINKS:
+        if os.name != "nt" and error.errno not in UNSUPPORTED:
             raise
         return
     temporary.replace(path)

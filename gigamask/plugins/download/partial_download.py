@@ -125,8 +125,7 @@ class PartialDownload:
                 f"the server sent {problem} instead of the file; open the link in a browser to see "
                 "why, or fetch a new links file"
             )
-        with open(self.part, "rb") as file:
-            os.fsync(file.fileno())
+        files.flush(self.part)
         os.replace(self.part, self.path)
         self.mark_complete()
 

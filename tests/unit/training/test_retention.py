@@ -31,6 +31,19 @@ def contents(path: Path) -> dict[str, bytes]:
     return {each.name: each.read_bytes() for each in path.iterdir()} if path.is_dir() else {}
 
 
+def test_a_mount_without_permissions_that_flushes_no_folder_has_checkpoints(run, monkeypatch):
+    def refuse(path, *given):
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    def fsync(descriptor):
+        if os.path.isdir(f"/proc/self/fd/{descriptor}"):
+            raise OSError(errno.EINVAL, "Invalid argument")
+
+    monkeypatch.setattr(Path, "chmod", refuse)
+    monkeypatch.setattr(os, "fsync", fsync)
+    assert manifest.verify(write(run, 1))["step"] == 1
+
+
 def test_only_exact_names_are_ours(run, tmp_path):
     """Copies, links, files and folders with other names stay, whatever is saved and removed."""
     folder, kept = tmp_path / "checkpoints", {}
