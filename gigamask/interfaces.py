@@ -379,7 +379,8 @@ class Evaluator(ABC):
             world: The training processes, `distributed.world.World`; each of them evaluates.
 
         Returns:
-            A function from the model to an `EvaluationResult`. It must not change the model.
+            A function from the model, in evaluation mode, to an `EvaluationResult`. It must not
+            change the model's weights.
         """
 
 

@@ -42,7 +42,7 @@ from gigamask.evaluation.score_names import EXPLAINED, by_prompt
 from gigamask.inference.amg_config import AutomaticMaskConfig
 from gigamask.inference.automatic_mask_generator import calculate_stability_score
 from gigamask.interfaces import EvaluationResult
-from gigamask.models.promptable import PromptableModel, evaluated
+from gigamask.models.promptable import PromptableModel
 from gigamask.pixels import RGB, PixelConfig
 from gigamask.progress import say, track
 from gigamask.rng import make_rng
@@ -161,7 +161,7 @@ class ClickScorer:
         """
         device = model.device
         precision = choose_precision(self.precision, device)
-        with evaluated(model), torch.inference_mode(), autocast(precision, device):
+        with torch.inference_mode(), autocast(precision, device):
             result = self._evaluate(model)
         if precision != "fp32":  # scores of different precisions are not compared
             result = replace(result, subject=f"{result.subject}, {precision}")

@@ -21,6 +21,7 @@ from gigamask.distributed.world import World, dump_stacks_on_hang, meet
 from gigamask.errors import EvaluationStoppedError, GigamaskError
 from gigamask.files import exclusive_lock
 from gigamask.interfaces import EvaluationResult, Task
+from gigamask.models.promptable import evaluated
 from gigamask.progress import progress_bar, say
 from gigamask.signals import stop_signals_handled
 from gigamask.training import checkpoint, opening
@@ -209,7 +210,11 @@ class _Loop:
             evaluator: Evaluates the model.
         """
         try:
-            with self.state.averaged_model() as model:
+            with (
+                self.state.averaged_model() as model,
+                evaluated(model),
+                training_defaults(self.device),  # also afterwards, whatever the evaluator sets
+            ):
                 evaluation = evaluator(model)
         except EvaluationStoppedError:
             self.state.stopping = self.state.unscored = True

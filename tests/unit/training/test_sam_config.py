@@ -287,6 +287,29 @@ class Told(Evaluator):
 
 
 @dataclass(frozen=True)
+class Leaves(Evaluator):
+    """Leaves evaluation mode and no gradients, as programs do; scores what it was given."""
+
+    def open(self, config, world):
+        def evaluate(model):
+            found = not model.training and torch.is_grad_enabled()
+            model.eval()
+            torch.set_grad_enabled(False)
+            return EvaluationResult({"box": float(found)}, "box")
+
+        return evaluate
+
+
+@pytest.mark.slow
+def test_an_evaluation_that_leaves_evaluation_mode_and_no_gradients_is_trained_after(
+    tmp_path, scenes
+):
+    state = train(run_in(tmp_path / "run", scenes, steps=2, evaluation=Leaves(1)))
+    assert scored(tmp_path / "run") == [(1, 1.0), (2, 1.0)]
+    assert all(module.training for module in state.model.modules())
+
+
+@dataclass(frozen=True)
 class Breaks(Evaluator):
     """Falls over, as with a disk that is gone."""
 
