@@ -157,7 +157,10 @@ def keep_if_equal(suffix: str | None = None) -> Callable[[Exporter], Exporter]:
 
     def decorate(write: Exporter) -> Exporter:
         @functools.wraps(write)
-        def keeping(model: PromptableModel, out: Path, *args: object, **options: object) -> dict:
+        def keeping(
+            model: PromptableModel, out: Path | str, *args: object, **options: object
+        ) -> dict:
+            out = Path(out)
             if suffix is not None and (out.suffix != suffix or out.is_dir()):
                 raise GigamaskError(f"--out {out}: must be a file that ends in {suffix}")
             if any(each.dtype.itemsize < 4 for each in model.parameters()):

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, ClassVar, get_type_hints
 
 import msgspec
+import numpy as np
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
@@ -240,8 +241,7 @@ def read_pth(path: Path) -> tuple[State, ModelConfig | None]:
     """
     _verify_zip(path)
     try:
-        # MAE's checkpoints contain their flags as a Namespace, which is safe to unpickle.
-        with torch.serialization.safe_globals([argparse.Namespace]):
+        with torch.serialization.safe_globals(_plain_values()):
             content = torch.load(path, map_location="cpu", weights_only=True)
     except PermissionError:
         raise
@@ -276,6 +276,18 @@ def read_pth(path: Path) -> tuple[State, ModelConfig | None]:
             "save only the model's state_dict()"
         )
     return bare, config
+
+
+def _plain_values() -> list[Any]:
+    """Return what is safe to unpickle beside tensors, and stands beside them in checkpoints.
+
+    That is a Namespace, which has the flags of MAE's, and NumPy's numbers and arrays, as scores.
+    """
+    makers = {"scalar": np.float64().__reduce__()[0], "_reconstruct": np.empty(0).__reduce__()[0]}
+    modules = "numpy.core.multiarray", "numpy._core.multiarray"  # before NumPy 2, and since
+    named = [(make, f"{each}.{name}") for each in modules for name, make in makers.items()]
+    dtypes = [each for each in vars(np.dtypes).values() if isinstance(each, type)]
+    return [argparse.Namespace, np.ndarray, np.dtype, *dtypes, *named]
 
 
 def write_pth(state: State, config: ModelConfig, path: Path | str, key: str = "") -> None:

@@ -43,7 +43,7 @@ def model() -> Sam:
 
 @pytest.mark.slow
 def test_a_pth_is_metas(model, tmp_path):
-    told = official.write_pth(model, tmp_path / "model.pth")
+    told = official.write_pth(model, str(tmp_path / "model.pth"))
     assert told == {
         "files": [str(tmp_path / "model.pth")],
         "tensors": len(model.state_dict()),

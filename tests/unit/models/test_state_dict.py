@@ -2,6 +2,7 @@ import argparse
 import json
 from dataclasses import asdict, dataclass, replace
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -369,7 +370,8 @@ def without_decoder(state):
         lambda state: {
             "model": state,
             "args": argparse.Namespace(lr=1e-3),
-            "epoch": 3,
+            "epoch": np.int64(3),
+            "best": [np.float32(0.5), np.bool_(True), np.arange(3.0)],
             "optimizer": {"state": {}, "param_groups": []},
         },
     ],
