@@ -82,6 +82,11 @@ def find_folders(root: str) -> list[str]:
         ) from error
     if not folders and next(Path(root).rglob("*.parquet"), None):
         raise GigamaskError(storage.is_parquet(root))
+    if not folders and files.find_tars(Path(root)):  # where a command reads no tars
+        raise GigamaskError(
+            f"{root}: contains tars, but no image file; unpack them ('tar xf'), or give a folder "
+            "of images"
+        )
     if not folders:
         raise GigamaskError(
             f"{root}: contains no .tar file and, at any depth, no image ({', '.join(EXTENSIONS)}); "

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gigamask.data import checked_files, index_format, tar
+from gigamask.data import checked_files, image_folder, index_format, tar
 from gigamask.data import index as indexes
 from gigamask.data import shard_index as parts
 from gigamask.data.index import Index, build, extend, find_tars, open_or_build
@@ -750,3 +750,9 @@ def test_checksums_of_an_image_folder_are_refused(tmp_path, entry):
     (tmp_path / "photos" / "a.jpg").write_bytes(entry(1)[0][1])
     with error_line(r"photos: is a folder .*--checksums"):
         build(tmp_path / "photos", tmp_path / "index", checksums=True)
+
+
+def test_a_command_that_reads_images_alone_says_that_a_folder_has_tars(tmp_path):
+    (tmp_path / "a.tar").touch()
+    with error_line(r"contains tars, but no image file; unpack them"):
+        image_folder.find_folders(str(tmp_path))
