@@ -15,7 +15,7 @@ from gigamask import files, plugin
 from gigamask.errors import GigamaskError
 from gigamask.models.configs import SamConfig, as_sam
 from gigamask.models.model import Model
-from gigamask.models.weight_files import State, save_weights
+from gigamask.models.weight_files import SPEC, State, make_spec, save_weights
 from gigamask.rng import make_rng
 
 Loaded = TypeVar("Loaded", bound="PretrainedModel")
@@ -59,6 +59,12 @@ class PretrainedModel(Model):
         save_weights(weights, self.config, folder / "model.safetensors", {"format": "pt"})
         for name, content in configs.items():
             files.write_text(folder / name, json.dumps(content, indent=2))
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        """Add the configuration, as to files, to what torch keeps beside the tensors."""
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if own := getattr(destination, "_metadata", {}).get(prefix[:-1]):
+            own[SPEC] = json.dumps(make_spec(self.config))
 
     def set_window(
         self: Loaded, window: tuple[float, ...] = (), percentiles: tuple[float, ...] = ()

@@ -263,9 +263,10 @@ def read_pth(path: Path) -> tuple[State, ModelConfig | None]:
         )
     _check_tensors(state, path)
     metadata = getattr(state, "_metadata", None)
-    own = metadata.get("") if isinstance(metadata, dict) else None
-    if isinstance(own, dict) and isinstance(own.get(SPEC), str):
-        config, _, _ = _parse_spec(own[SPEC], str(path))
+    for own in metadata.values() if isinstance(metadata, dict) else ():  # of each module
+        if isinstance(own, dict) and isinstance(own.get(SPEC), str):
+            config, _, _ = _parse_spec(own[SPEC], str(path))
+            break
     bare = {
         re.sub(r"^(module\.|model\.|sam\.)+", "", name.replace("_orig_mod.", "")): value.detach()
         for name, value in state.items()

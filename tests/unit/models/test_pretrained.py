@@ -73,7 +73,7 @@ def test_transformers_loads_a_saved_folder(model, tmp_path):
 
 @pytest.mark.slow
 def test_files_load_too(model, tmp_path):
-    torch.save(build_model(tiny(), 3).state_dict(keep_vars=True), tmp_path / "tiny.pth")
+    torch.save(dict(build_model(tiny(), 3).state_dict(keep_vars=True)), tmp_path / "tiny.pth")
     with error_line(r"tiny\.pth: its configuration is not known"):
         Sam.from_pretrained(tmp_path / "tiny.pth")
     little = tmp_path / "little.safetensors"

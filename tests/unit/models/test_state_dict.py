@@ -35,6 +35,14 @@ def model() -> Sam:
     return build_model(tiny(), 7)
 
 
+@pytest.mark.parametrize("wrap", [lambda model: model, torch.nn.DataParallel])
+def test_a_state_dict_that_a_program_saves_states_the_configuration(model, wrap, tmp_path):
+    torch.save({"model": wrap(model).state_dict(), "epoch": 3}, tmp_path / "own.pth")
+    loaded = Sam.from_pretrained(tmp_path / "own.pth")
+    assert loaded.config == model.config
+    assert_same(loaded.state_dict(), model.state_dict())
+
+
 def assert_same(first: dict, second: dict) -> None:
     assert first.keys() == second.keys()
     assert all(torch.equal(first[name], second[name]) for name in first)
