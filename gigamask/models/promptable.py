@@ -74,6 +74,10 @@ def evaluated(model: nn.Module) -> Iterator[None]:
             module.training = is_training
 
 
+def _is_of_gigamask(method: Callable | None) -> bool:
+    return method is None or method.__module__.startswith("gigamask.")
+
+
 def warn_of_replaced(model: "OfficialInterface", *names: str) -> None:
     """Warn of methods that a program has replaced, but that predictors do not call.
 
@@ -82,14 +86,12 @@ def warn_of_replaced(model: "OfficialInterface", *names: str) -> None:
         *names: Methods of the model.
     """
     methods = {"prompt_encoder": ("forward",), "mask_decoder": ("forward", "predict_masks")}
-    own = "gigamask."
     parts = [(part, methods[name]) for name, part in model.named_children() if name in methods]
     found = [
         f"{type(owner).__name__}.{name}"
         for owner, each in [(model, names), *parts]
         for name in each
-        if name in vars(owner)
-        or not getattr(getattr(type(owner), name, None), "__module__", own).startswith(own)
+        if name in vars(owner) or not _is_of_gigamask(getattr(type(owner), name, None))
     ]
     if found:
         warnings.warn(
