@@ -46,7 +46,7 @@ from gigamask.datatools.outlines import (
 from gigamask.datatools.pairing import NO_FILE, names_within, pair_names
 from gigamask.datatools.sources import FileSource
 from gigamask.errors import CorruptSampleError, GigamaskError
-from gigamask.serialization import JSON_ERRORS
+from gigamask.serialization import JSON_ERRORS, decode_text
 
 TWICE = "id of several images"
 BEGINNING = re.compile(rb'\s*{\s*"(info|licenses|images|annotations|categories)"\s*:')
@@ -273,12 +273,12 @@ def _category_names(entries: Sequence[msgspec.Raw], source: Path) -> dict[Id, st
     """Return the names of categories by id; those without a name keep their id alone.
 
     Raises:
-        GigamaskError: An id has two names.
+        GigamaskError: An id has two names, or a name is not UTF-8 text.
     """
     names: dict[Id, str] = {}
     for raw in entries:
         with suppress(*JSON_ERRORS):
-            row = coco_json.CATEGORY.decode(raw)
+            row = coco_json.CATEGORY.decode(decode_text(bytes(raw), f"{source}, in a category"))
             if (name := names.setdefault(canonical_id(row.id), str(row.name))) != str(row.name):
                 raise GigamaskError(
                     f"{source}: its category {row.id} is both {name!r} and {row.name!r}; give each "

@@ -91,6 +91,15 @@ def test_a_category_with_two_names_is_refused(tmp_path):
         of_one(tmp_path, [], categories=categories)
 
 
+def test_categories_that_are_not_utf_8_are_refused(tmp_path):
+    """As Windows' editors save them; the masks would have numbers for classes."""
+    of_one(tmp_path, [], categories=[{"id": 1, "name": "cat"}])
+    path = tmp_path / "coco.json"
+    path.write_bytes(path.read_bytes().replace(b'"cat"', '"löwe"'.encode("cp1252")))
+    with error_line("coco.json, in a category: is not UTF-8 text.*; save it as UTF-8"):
+        CocoSource(path, tmp_path / "photos").listing(ConvertOptions())
+
+
 def test_numbers_as_pandas_writes_them(tmp_path):
     things = [mask(area=float("nan"), iscrowd=0.0, category_id=float("nan"))]
     found = listing(tmp_path, [row(width=30.0, height="20")], things)
