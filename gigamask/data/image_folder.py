@@ -80,19 +80,19 @@ def find_folders(root: str) -> list[str]:
             f"{error.filename}: cannot be read ({error.strerror}); "
             "check the path, its permissions and the disk"
         ) from error
-    if not folders and next(Path(root).rglob("*.parquet"), None):
+    if folders:
+        return folders
+    if next(Path(root).rglob("*.parquet"), None):
         raise GigamaskError(storage.is_parquet(root))
-    if not folders and files.find_tars(Path(root)):  # where a command reads no tars
+    if files.find_tars(Path(root)):  # where a command reads no tars
         raise GigamaskError(
             f"{root}: contains tars, but no image file; unpack them ('tar xf'), or give a folder "
             "of images"
         )
-    if not folders:
-        raise GigamaskError(
-            f"{root}: contains no .tar file and, at any depth, no image ({', '.join(EXTENSIONS)}); "
-            f"give the folder of the tars or images, or a glob such as '{root}/**/*.tar'"
-        )
-    return folders
+    raise GigamaskError(
+        f"{root}: contains no .tar file and, at any depth, no image ({', '.join(EXTENSIONS)}); "
+        f"give the folder of the tars or images, or a glob such as '{root}/**/*.tar'"
+    )
 
 
 def _walk(folder: str, ancestors: frozenset[tuple[int, int]]) -> Iterator[str]:

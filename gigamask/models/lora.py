@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from gigamask.errors import GigamaskError
+from gigamask.errors import GigamaskError, first_line
 from gigamask.masks.devices import no_autocast
 from gigamask.models.lora_config import LoRA
 from gigamask.models.weight_files import State
@@ -223,7 +223,7 @@ def merge(trained: State, base: State, source: str) -> State:
             except (KeyError, RuntimeError) as error:
                 raise GigamaskError(
                     f"{source}: adapters for other weights, {name[:80]} does not fit "
-                    f"({str(error).splitlines()[0][:80]}); use the weights they were trained on"
+                    f"({first_line(error)[:80]}); use the weights they were trained on"
                 ) from None
     return merged
 
@@ -265,7 +265,7 @@ def read_adapters(trained: State, source: str) -> tuple[dict[str, list[Adapter]]
         except (KeyError, ValueError, TypeError, RuntimeError) as error:
             raise GigamaskError(
                 f"{source}: damaged, the adapter of {path[:80]} cannot be read "
-                f"({str(error).splitlines()[0][:80]}); copy or write it again"
+                f"({first_line(error)[:80]}); copy or write it again"
             ) from None
         adapters.setdefault(path, []).append(Adapter(down, up, scale, (first, end), outputs))
     return adapters, others

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from gigamask import files, plugin
-from gigamask.errors import GigamaskError
+from gigamask.errors import GigamaskError, first_line
 from gigamask.models.configs import SamConfig, as_sam
 from gigamask.models.model import Model
 from gigamask.models.weight_files import SPEC, State, make_spec, save_weights
@@ -209,7 +209,7 @@ def _build(config: SamConfig, tensors: State, source: str | Path) -> Any:
     except (RuntimeError, ValueError, TypeError, OverflowError) as error:
         raise GigamaskError(
             f"{source}: its model configuration has sizes that cannot be built "
-            f"({str(error).splitlines()[0][:120]}); use other weights"
+            f"({first_line(error)[:120]}); use other weights"
         ) from None
 
 

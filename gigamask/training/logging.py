@@ -26,7 +26,7 @@ from gigamask.data import process_memory
 from gigamask.data.image import encode_jpeg
 from gigamask.distributed.precision import device_name
 from gigamask.distributed.profile_ranges import profile_range
-from gigamask.errors import score_text
+from gigamask.errors import first_line, score_text
 from gigamask.interfaces import EvaluationResult
 from gigamask.serialization import to_json
 from gigamask.signals import discard_if_closed
@@ -309,7 +309,7 @@ class MetricsLogger:
                 send(tracker)
             except Exception as error:  # also where TensorBoard or W&B is installed but broken
                 self._trackers.remove(tracker)
-                reason = getattr(error, "strerror", None) or f"{error}".partition("\n")[0]
+                reason = getattr(error, "strerror", None) or first_line(error)
                 self.print(
                     f"{type(tracker).__name__} stopped: {reason}; "
                     "training and metrics.jsonl continue"

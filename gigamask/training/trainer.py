@@ -213,7 +213,7 @@ class _Loop:
             with (
                 self.state.averaged_model() as model,
                 evaluated(model),
-                training_defaults(self.device),  # also afterwards, whatever the evaluator sets
+                training_defaults(self.device),  # which ends what the evaluator has set, too
             ):
                 evaluation = evaluator(model)
         except EvaluationStoppedError:
